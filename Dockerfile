@@ -3,6 +3,7 @@
 #   BASE_IMAGE     Python 3.11 or newer, with its venv module.  A PyTorch that it brings stays.
 #   TORCH_BACKEND  which build of PyTorch is installed where the base brings none: cpu, or one of those with CUDA
 #                  that `uv pip install --torch-backend` names, such as cu130; empty for the one of your package index
+#   EXTRAS         what the image can do.  Without engine it has no PyTorch: it measures through servers.
 #   APT_PACKAGES   Debian packages for the last stage.  Triton compiles on a GPU's machine: "gcc libc6-dev".
 #
 # A private package index is read from the secret `pip_conf` (a pip.conf), an authority of its own from the secret
@@ -11,6 +12,7 @@ ARG BASE_IMAGE=python:3.12-slim-bookworm
 
 FROM ${BASE_IMAGE} AS build
 ARG TORCH_BACKEND=cpu
+ARG EXTRAS=classify,dashboard,engine,schedule,sql
 SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PATH=/opt/shadowspec/bin:$PATH
 WORKDIR /build
@@ -20,7 +22,7 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/run/secrets/certificates \
     [ ! -s /run/secrets/certificates ] || export PIP_CERT=/run/secrets/certificates SSL_CERT_FILE=/run/secrets/certificates; \
     python3 -m venv --system-site-packages /opt/shadowspec; \
-    if ! python -c 'import torch' 2> /dev/null; then \
+    if [[ ",$EXTRAS," == *,engine,* ]] && ! python -c 'import torch' 2> /dev/null; then \
         python3 -m venv /opt/uv; \
         /opt/uv/bin/pip install --quiet --constraint constraints.txt uv; \
         index=$(pip config get global.index-url 2> /dev/null || true); \
@@ -40,9 +42,9 @@ RUN --mount=type=secret,id=pip_conf,target=/etc/pip.conf \
     [ ! -s /run/secrets/certificates ] || export PIP_CERT=/run/secrets/certificates; \
     sed '/^torch==/d' constraints.txt > constraints.image.txt; \
     pip install --quiet --constraint constraints.image.txt setuptools; \
-    pip install --no-build-isolation --constraint constraints.image.txt '.[classify,dashboard,schedule,sql]'; \
+    pip install --no-build-isolation --constraint constraints.image.txt ".[$EXTRAS]"; \
     pip uninstall --quiet --yes pip; \
-    find /opt/shadowspec/lib/python3*/site-packages/{pandas,pyarrow,scipy} -name tests -prune -exec rm -r {} +
+    find /opt/shadowspec/lib/python3*/site-packages -maxdepth 2 -regex '.*/\(pandas\|pyarrow\)/tests' -prune -exec rm -r {} +
 
 FROM ${BASE_IMAGE}
 ARG APT_PACKAGES=""

@@ -27,11 +27,11 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt .ci/setup .ci/overrides-tes
 	@touch $@
 
 .PHONY: demo
-demo: $(VENV)/.installed-base ## Run the whole pipeline on the bundled models and traffic (ARGS="--requests 400")
+demo: $(VENV)/.installed-engine ## Run the whole pipeline on the bundled models and traffic (ARGS="--requests 400")
 	@$(BIN)/shadowspec demo $(ARGS)
 
 .PHONY: dashboard
-dashboard: $(VENV)/.installed-dashboard ## Open the dashboard on the demo's results, which are made first if there are none (ARGS="--port 8600")
+dashboard: $(VENV)/.installed-dashboard,engine ## Open the dashboard on the demo's results, which are made first if there are none (ARGS="--port 8600")
 	@[ -e $(DEMO)/report.html ] || $(BIN)/shadowspec demo --out $(DEMO)
 	@$(BIN)/shadowspec db upgrade --config $(DEMO)/shadowspec.toml  # results of an earlier version
 	@$(BIN)/shadowspec dashboard --config $(DEMO)/shadowspec.toml $(ARGS)
@@ -156,7 +156,7 @@ TOOLS_dashboard := postgres chromium
 TOOLS_scale := postgres chromium
 
 .PHONY: bench
-bench: $(VENV)/.installed-$(or $(EXTRAS_$(NAME)),base) ## Run a benchmark, beside nothing else: the engine against transformers, or another one (NAME=decode ARGS="--rounds 3"; `make benches` lists them)
+bench: $(VENV)/.installed-$(or $(EXTRAS_$(NAME)),engine),simulate ## Run a benchmark, beside nothing else: the engine against transformers, or another one (NAME=decode ARGS="--rounds 3"; `make benches` lists them)
 	@for tool in $(TOOLS_$(NAME)); do .ci/$$tool; done
 	@for package in $(PACKAGES_$(NAME)); do $(BIN)/python -m pip install --quiet -c constraints.txt $$package; done
 	$(BIN)/python -m kernels.benchmarks.$(NAME) $(ARGS)
@@ -184,7 +184,7 @@ validate-llamacpp: ## Hold acceptance against llama.cpp's servers (ARGS="--serve
 	@$(MAKE) --no-print-directory bench NAME=validate_llamacpp
 
 .PHONY: simulation
-simulation: $(VENV)/.installed-base ## Simulate the gate's error rates in full, taken up where it stopped, and write docs/research/simulation.md
+simulation: $(VENV)/.installed-simulate ## Simulate the gate's error rates in full, taken up where it stopped, and write docs/research/simulation.md
 	$(BIN)/shadowspec simulate --out kernels/benchmarks/results/simulation.json $(ARGS) || [ $$? = 4 ]
 	$(BIN)/python -m kernels.benchmarks.simulation_page kernels/benchmarks/results/simulation.json docs/research
 

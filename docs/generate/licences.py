@@ -187,13 +187,25 @@ def _needed() -> dict[str, str]:
     pinned: dict[str, str] = {canonicalize_name(name): version for name, version in pins().items()}
     needed = dict.fromkeys(_closure(project["dependencies"], pinned), "shadowspec")
     found: dict[str, list[str]] = {}
-    for extra, requirements in sorted(project["optional-dependencies"].items()):
+    extras = project["optional-dependencies"]
+    for extra in sorted(extras):
+        requirements = list(_without_itself(extras, extra))
         names = {canonicalize_name(Requirement(each).name) for each in requirements}
         if extra in TOOLS or not names <= pinned.keys():
             continue
         for name in _closure(requirements, pinned) - needed.keys():
             found.setdefault(name, []).append(extra)
     return needed | {name: ", ".join(extras) for name, extras in found.items()}
+
+
+def _without_itself(extras: Mapping[str, Iterable[str]], extra: str) -> Iterator[str]:
+    """The requirements of an extra, with those of the extras that it names in their place."""
+    for each in extras[extra]:
+        requirement = Requirement(each)
+        if requirement.name != "shadowspec":
+            yield each
+        for other in requirement.extras if requirement.name == "shadowspec" else ():
+            yield from _without_itself(extras, other)
 
 
 def _closure(requirements: Iterable[str], pinned: Mapping[str, str]) -> set[str]:

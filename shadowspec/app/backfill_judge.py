@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
-from shadowspec.app.before_loading import load_tokenizers
-from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses
+from shadowspec.app.logged_responses import Ended, EndpointTexts, logged_responses, model_tokenizers
 from shadowspec.app.replay_records import WINDOW
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.backfill.cluster import Actors, Judge
@@ -96,7 +95,7 @@ def read_file(
         if is_whole:
             yield FileRead(place, source)
             return
-        tokenizers = load_tokenizers(config)
+        tokenizers = model_tokenizers(config)
         texts = {
             name: EndpointTexts(tokenizers[name], load_end_token_ids(endpoint.target, tokenizers[name]))
             for name, endpoint in chosen_parallel(config, asked.endpoint).items()
@@ -171,7 +170,7 @@ def _judge(block: UnreplayedBlock[Call], endpoints: Mapping[str, EndpointReplay]
 
 
 def _load(config: Config, asked: Asked) -> dict[str, EndpointReplay]:
-    tokenizers = load_tokenizers(config)
+    tokenizers = model_tokenizers(config)
     models = Models(config.engine)
     return {
         name: load_endpoint(endpoint, models, tokenizers[name], asked, is_stored=True)

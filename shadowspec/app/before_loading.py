@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.sample import read_sample
 from shadowspec.app.try_out.survey import NO_ENDPOINT, refusals, survey_endpoints
 from shadowspec.config import Config, EndpointConfig, load_hash_secret, load_previous_secret, served_sampling
 from shadowspec.errors import ConfigError, ModelError, NoDataError
-from shadowspec.model_folder import download_remedy, require_settings, require_weights
+from shadowspec.model_folder import TargetTokenizer, download_remedy, require_settings, require_weights
 from shadowspec.quality.contracts import require_sql
 from shadowspec.quality.custom_scores import Scorer, load_scorer
 from shadowspec.servers.connecting import connect
@@ -32,13 +32,12 @@ from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.reading import Tokenizer
 from shadowspec.tap.sources import is_rereadable, require_file
 from shadowspec.types import Contract, FingerprintedConfig, sampling_defaults
+from shadowspec.types.extras import ENGINE, has_extra
 from shadowspec.types.prompt_rules import TemplateTraits
-
-if TYPE_CHECKING:
-    from shadowspec.engine.tokenizer import FolderTokenizer
 
 ANY_LENGTH: Final = 2**31
 log = logging.getLogger(__name__)
+AnyTokenizer = TypeVar("AnyTokenizer", bound=TargetTokenizer)
 
 
 def require_endpoints(config: Config) -> None:
@@ -77,7 +76,7 @@ def open_keyed_hash(config: Config, store: Store) -> KeyedHash:
     return RotatedHash(secret, previous, known)
 
 
-class _AnyTokenizer:
+class _NoTokenizer:
     """Takes the place of a tokenizer where only the records are examined."""
 
     context_length = vocabulary_size = ANY_LENGTH
@@ -113,7 +112,7 @@ def require_records(config: Config, files: Sequence[str]) -> None:
 
 def any_tokenizers(rules: Sequence[EndpointRule]) -> Mapping[str, Tokenizer]:
     """A stand-in for each endpoint's tokenizer where no tokens are needed: every prompt is one token."""
-    return {rule.name: _AnyTokenizer() for rule in rules}
+    return {rule.name: _NoTokenizer() for rule in rules}
 
 
 def require_inputs(
@@ -188,30 +187,71 @@ def with_endpoint_context(config: Config, name: str) -> Iterator[None]:
         raise ModelError(f"{config.path}: endpoints.{name}: {error}") from error
 
 
-def load_tokenizers(config: Config) -> dict[str, FolderTokenizer]:
+def load_tokenizers(config: Config) -> dict[str, TargetTokenizer]:
     """The target tokenizer of each endpoint, without the weights; each folder is read once.
 
     Raises:
         ModelError: a folder holds no usable tokenizer.
+        ConfigError: transformers is needed, and is not installed.
     """
-    from transformers.utils import logging as transformers_logging
+    return tokenizers_by(load_target_tokenizer, config)
 
+
+def tokenizers_by(load: Callable[[EndpointConfig], AnyTokenizer], config: Config) -> dict[str, AnyTokenizer]:
+    """The tokenizers of all endpoints, as one is loaded; each folder is read once.
+
+    Raises:
+        ModelError: a folder holds no usable tokenizer.
+    """
+    read: dict[tuple[str, bool], AnyTokenizer] = {}
+    found = {}
+    for name, endpoint in config.endpoints.items():
+        key = endpoint.target, endpoint.loads_models
+        if key not in read:
+            with with_endpoint_context(config, name):
+                read[key] = load(endpoint)
+        found[name] = _as_served(read[key], endpoint)
+    return found
+
+
+def load_target_tokenizer(endpoint: EndpointConfig) -> TargetTokenizer:
+    """The tokenizer of an endpoint's target: where models are loaded, as transformers reads it with them.
+
+    Raises:
+        ModelError: the folder holds no usable tokenizer.
+        ConfigError: models are loaded, and transformers is not installed.
+    """
+    if not endpoint.loads_models:
+        return load_served_tokenizer(endpoint.target)
     from shadowspec.engine.tokenizer import load_tokenizer
 
-    transformers_logging.disable_progress_bar()  # stderr is ours
-    read: dict[str, FolderTokenizer] = {}
-    for name, endpoint in config.endpoints.items():
-        if endpoint.target not in read:
-            with with_endpoint_context(config, name):
-                read[endpoint.target] = load_tokenizer(endpoint.target)
-    return {name: _as_served(read[endpoint.target], endpoint) for name, endpoint in config.endpoints.items()}
+    return load_tokenizer(endpoint.target)
 
 
-def _as_served(tokenizer: FolderTokenizer, endpoint: EndpointConfig) -> FolderTokenizer:
+def load_served_tokenizer(folder: str) -> TargetTokenizer:
+    """The tokenizer of a target that servers have: by the folder's files alone, so that it is the same everywhere.
+
+    A folder that only transformers can read is read by it, where it is installed.
+
+    Raises:
+        ModelError: the folder holds no usable tokenizer.
+    """
+    from shadowspec.model_folder.plain_tokenizer import OnlyTransformersError, load_plain_tokenizer
+
+    try:
+        return load_plain_tokenizer(folder)
+    except OnlyTransformersError:
+        if not has_extra(ENGINE):
+            raise
+    from shadowspec.engine.tokenizer import load_tokenizer
+
+    return load_tokenizer(folder)
+
+
+def _as_served(tokenizer: AnyTokenizer, endpoint: EndpointConfig) -> AnyTokenizer:
     """The tokenizer with the length that the endpoint's servers take, where they are configured to take less."""
     most = endpoint.servers.max_model_len if endpoint.servers is not None else None
-    length = tokenizer.context_length
-    return tokenizer if most is None else replace(tokenizer, context_length=min(length, most))
+    return tokenizer if most is None else tokenizer.with_context(min(tokenizer.context_length, most))
 
 
 def connect_servers(
@@ -228,9 +268,7 @@ def connect_servers(
     """
     assert endpoint.servers is not None, "only an endpoint with servers has them"
     if scorer.takes_prompt:
-        from shadowspec.engine.tokenizer import load_tokenizer
-
-        scorer = replace(scorer, decode=load_tokenizer(endpoint.target).decode_marked)
+        scorer = replace(scorer, decode=load_target_tokenizer(endpoint).decode_marked)
     engine = connect(
         endpoint.servers,
         endpoint.candidates,
@@ -269,8 +307,21 @@ def sampling_doubt(endpoint: EndpointConfig, engine: str) -> str | None:
     )
 
 
-def name_loads(endpoints: Mapping[str, EndpointConfig]) -> None:
-    """Name on stderr torch and the folders of these endpoints, which are loaded next."""
+def require_engine() -> None:
+    """Refuse, before anything is written or loaded, what holds models where the extra for it is missing.
+
+    Raises:
+        ConfigError: it is not installed; the message names it.
+    """
+    import shadowspec.engine  # noqa: F401  # the package says it
+
+
+def name_loads(endpoints: Mapping[str, EndpointConfig], *, asks_device: bool = False) -> None:
+    """Name on stderr the folders of these endpoints, which are loaded next, and torch where it is.
+
+    Raises:
+        ConfigError: torch is needed, and is not installed.
+    """
     folders: dict[str, None] = {}  # each once, in the order of the endpoints
     for endpoint in endpoints.values():
         if not endpoint.loads_models:
@@ -278,4 +329,7 @@ def name_loads(endpoints: Mapping[str, EndpointConfig]) -> None:
         else:
             drafts = (candidate.draft for candidate in endpoint.candidates if candidate.draft is not None)
             folders |= dict.fromkeys((endpoint.target, *drafts))
-    notes.print(f"loading {', '.join(('torch', *folders))}", markup=False, highlight=False, soft_wrap=True)
+    if asks_device or any(endpoint.loads_models for endpoint in endpoints.values()):
+        require_engine()
+        folders = {"torch": None} | folders
+    notes.print(f"loading {', '.join(folders)}", markup=False, highlight=False, soft_wrap=True)

@@ -32,7 +32,6 @@ from shadowspec.config import (
     load_hash_secret,
     load_previous_secret,
 )
-from shadowspec.engine.ordinary import are_settled
 from shadowspec.errors import ConfigError, NoDataError, ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.evidence.guardrails import SCORES
 from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
@@ -53,6 +52,7 @@ from shadowspec.tap.formats import FieldMap
 from shadowspec.tap.sources import require_file
 from shadowspec.text import plural, span_text
 from shadowspec.types import LiveScrape, SpeculationConfig
+from shadowspec.types.extras import ENGINE, has_extra
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public
 from shadowspec.types.serving_engines import IN_PROCESS, verdict_engine
 
@@ -104,7 +104,8 @@ def examine(
             require_file(traffic)
     except ShadowSpecError as error:
         return [*findings, CheckResult("traffic", False, str(error), error.exit_code)]
-    name_loads({})  # first: the checks before it may wait for a broker
+    if has_extra(ENGINE):
+        name_loads({}, asks_device=True)  # first: the checks before it may wait for a broker
     findings += [
         _run_check(name, check, config)
         for name, check in (
@@ -328,6 +329,8 @@ def _audits(config: Config) -> str:
 
 
 def _device(config: Config) -> str:
+    if not has_extra(ENGINE) and not any(endpoint.loads_models for endpoint in config.endpoints.values()):
+        return f"none: no endpoint is measured in this process, and the extra `{ENGINE}` is not installed"
     from shadowspec.engine.device import choose_device, choose_dtype, choose_kernels, choose_recorder, device_name
 
     device = choose_device(config.engine.device)
@@ -340,12 +343,13 @@ def _device(config: Config) -> str:
 
 def _models(config: Config) -> str:
     """The models of this process; they are loaded only if their files leave a doubt."""
-    from shadowspec.engine.device import choose_device
-
     require_inputs(config, ())
     loaded = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.loads_models}
     if not loaded:
         return "no endpoint is measured in this process"
+    from shadowspec.engine.device import choose_device
+    from shadowspec.engine.ordinary import are_settled
+
     load_scorers(replace(config, endpoints=loaded))
     _device(config)  # raises if it is missing
     is_on_cpu = choose_device(config.engine.device).type == "cpu"

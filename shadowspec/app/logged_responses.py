@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from shadowspec.app.before_loading import tokenizers_by
+from shadowspec.config import Config
 from shadowspec.engine.replay.response_tokens import Response, logged_response
-from shadowspec.engine.tokenizer import FolderTokenizer
+from shadowspec.engine.tokenizer import FolderTokenizer, load_tokenizer
 from shadowspec.errors import RecordError
 from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, FunnelKey, RecordKey
+
+
+def model_tokenizers(config: Config) -> dict[str, FolderTokenizer]:
+    """The target tokenizer of each endpoint as transformers reads it beside the weights.
+
+    Raises:
+        ModelError: a folder holds no usable tokenizer.
+    """
+    return tokenizers_by(lambda endpoint: load_tokenizer(endpoint.target), config)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
-from transformers.utils import logging as transformers_logging
 
 from shadowspec.app.before_loading import (
     connect_servers,
@@ -19,16 +19,10 @@ from shadowspec.app.before_loading import (
     load_tokenizers,
     open_keyed_hash,
     require_endpoints,
-    with_endpoint_context,
 )
 from shadowspec.app.progress_bar import notes, progress_bar
 from shadowspec.config import Config, load_hash_secret
-from shadowspec.engine import Engine, Models
-from shadowspec.engine.audit import Auditor
-from shadowspec.engine.candidate import BACKEND
-from shadowspec.engine.tokenizer import FolderTokenizer
-from shadowspec.errors import ModelError
-from shadowspec.servers.engines import with_engine_rules
+from shadowspec.model_folder import TargetTokenizer
 from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
@@ -37,9 +31,12 @@ from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plural
-from shadowspec.types import FingerprintedConfig, FunnelKey
+from shadowspec.types import FunnelKey
 from shadowspec.worker.files import BlockRunner, FileRun, InProcess, Progress
 from shadowspec.worker.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from shadowspec.engine import Engine
 
 
 @dataclass(slots=True)
@@ -95,63 +92,21 @@ def unreadable_in(path: str) -> Iterator[Unreadable]:
 log = logging.getLogger(__name__)
 
 
-def build_engines(config: Config) -> dict[str, Engine | ServerEngine]:
+def build_engines(config: Config) -> Mapping[str, Engine | ServerEngine]:
     """The engine of each endpoint; models are loaded once and shared, pairs are checked, servers are looked at.
 
     Raises:
-        ConfigError: a function that scores outputs is not there, or what judges SQL.
+        ConfigError: a function that scores outputs is not there, or what judges SQL; or models are to be loaded, and
+            the extra `engine` is not installed.
         ModelError: a model cannot be loaded, or a pair does not fit together.
         ServiceUnavailableError: a server gives no usable answer.
     """
-    transformers_logging.disable_progress_bar()  # stderr is ours
-    scorers = load_scorers(config)
-    models = Models(config.engine)
-    engines: dict[str, Engine | ServerEngine] = {}
-    shared: dict[tuple[object, ...], Engine] = {}
-    for name, endpoint in config.endpoints.items():
-        rule = endpoint.rule
-        if endpoint.servers is not None:
-            audits = endpoint.servers.audit_share > 0.0
-            new_auditor = partial(_new_auditor, config, name, models) if audits else None
-            engines[name] = connect_servers(config, endpoint, scorers[name], new_auditor)
-            continue
-        sampling, prompts = frozenset(rule.default_sampling.items()), rule.prompt_rules.identity
-        key = (endpoint.target, rule.requests_per_slot, sampling, prompts, *endpoint.candidates)
-        if key not in shared:
-            with with_endpoint_context(config, name):
-                target, candidates = models.candidates(
-                    endpoint.target,
-                    endpoint.candidates,
-                    log.warning,
-                    rule.requests_per_slot,
-                    rule.default_sampling,
-                    rule.prompt_rules,
-                )
-            auditor = Auditor(target, candidates, config.engine)
-            shared[key] = Engine(target, candidates, config.engine, scorers=scorers, auditor=auditor)
-        engines[name] = shared[key]
-    return engines
+    if any(endpoint.loads_models for endpoint in config.endpoints.values()):
+        from shadowspec.app.model_engines import build_model_engines
 
-
-def _new_auditor(config: Config, name: str, models: Models, known: FingerprintedConfig) -> Auditor:
-    """The auditor of one server's outputs, whose drafts follow the rules of the engine that answers.
-
-    Raises:
-        ModelError: a model cannot be loaded, the pair does not fit, or the draft cannot follow its target to the end.
-    """
-    endpoint = config.endpoints[name]
-    assert endpoint.servers is not None, "only outputs of servers are audited apart"
-    drafting = with_engine_rules(replace(known.config, backend=BACKEND), known.engine, known.device)
-    with with_endpoint_context(config, name):
-        target, (candidate,) = models.candidates(endpoint.target, [drafting], log.warning, 1, {})
-        if candidate.context_limit is not None:
-            raise ModelError(
-                f"servers.audit_share: the draft takes {candidate.context_limit} tokens, fewer than the target: where "
-                "drafting ends does not follow from an output; remove the key"
-            )
-    audited = replace(candidate, config=replace(candidate.config, fingerprint=known.fingerprint))
-    settings = replace(config.engine, audit_share=endpoint.servers.audit_share)
-    return Auditor(target, [audited], settings, endpoint.servers.audit_tolerance)
+        return build_model_engines(config)
+    scorers = load_scorers(config)  # without torch: a fleet has a process for each pair of servers
+    return {name: connect_servers(config, endpoint, scorers[name]) for name, endpoint in config.endpoints.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +150,7 @@ def measure_with(
     runner = InProcess(engines)
     measure = partial(_measure_file, config, open_keyed_hash(config, store), runner, tokenizers, store, on_progress)
     progress = one_by_one(paths, max_requests, measure)
-    in_process = (engine for engine in engines.values() if isinstance(engine, Engine))
+    in_process = (engine for engine in engines.values() if not isinstance(engine, ServerEngine))
     if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
         log.info("rows that kernels took, by backend: %s", ran)
     return FileMeasurement(progress, Counter(store.funnel()) - Counter(before))
@@ -222,7 +177,7 @@ def _measure_file(
     config: Config,
     keyed_hash: KeyedHash,
     runner: BlockRunner,
-    tokenizers: Mapping[str, FolderTokenizer],
+    tokenizers: Mapping[str, TargetTokenizer],
     store: Store,
     on_progress: Callable[[Progress], None] | None,
     path: str,
@@ -252,7 +207,7 @@ def _measure_with_bar(
 
 
 def new_pipeline(
-    config: Config, tokenizers: Mapping[str, FolderTokenizer], keyed_hash: KeyedHash, unreadable: Unreadable
+    config: Config, tokenizers: Mapping[str, TargetTokenizer], keyed_hash: KeyedHash, unreadable: Unreadable
 ) -> Pipeline:
     """The pipeline of one file: what a session was is forgotten with it."""
     rules = [endpoint.rule for endpoint in config.endpoints.values()]

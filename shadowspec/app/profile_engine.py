@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from transformers.utils import logging as transformers_logging
-
 from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.progress_bar import progress_bar
 from shadowspec.config import Config
@@ -100,7 +98,6 @@ def _limit_depths(grid: ProfileGrid, candidate: Candidate) -> ProfileGrid | None
 
 
 def _candidates(config: Config, endpoint: str | None) -> Iterator[tuple[str, LoadedModel, Candidate]]:
-    transformers_logging.disable_progress_bar()  # stderr is ours
     models = Models(config.engine)
     for name, endpoint_config in config.chosen(endpoint).items():
         rule = endpoint_config.rule

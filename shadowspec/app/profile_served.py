@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import product
 
+from shadowspec.app.before_loading import load_target_tokenizer
 from shadowspec.app.progress_bar import progress_bar
 from shadowspec.config import Config, EndpointConfig
 from shadowspec.errors import UsageError
@@ -57,8 +58,6 @@ def profile_served(
         kinds: whether they are greedy.
         store: where the costs of each are appended once they are complete, and added to earlier ones; None: nowhere.
     """
-    from shadowspec.engine.tokenizer import load_tokenizer
-
     known = {} if store is None else dict(store.costs())
     grids = {
         name: [
@@ -68,7 +67,7 @@ def profile_served(
         for name, endpoint in served.items()
     }
     profiled = {name: _profiled(endpoint) for name, endpoint in served.items()}
-    vocabularies = {name: load_tokenizer(endpoint.target).vocabulary_size for name, endpoint in served.items()}
+    vocabularies = {name: load_target_tokenizer(endpoint).vocabulary_size for name, endpoint in served.items()}
     profiles = []
     with progress_bar() as bar:
         task = bar.add_task(

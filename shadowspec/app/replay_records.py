@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from shadowspec.app.before_loading import load_tokenizers
-from shadowspec.app.logged_responses import Ended, logged_responses
+from shadowspec.app.logged_responses import Ended, logged_responses, model_tokenizers
 from shadowspec.app.progress_bar import notes, progress_bar, track_records
 from shadowspec.app.replayers import Asked, EndpointReplay, chosen_endpoints, load_endpoint, replayed_record
 from shadowspec.config import Config, load_hash_secret
@@ -92,7 +91,7 @@ def replay_files(
     chosen = chosen_endpoints(config, asked.endpoint)
     secret = load_hash_secret(config)
     with notes.status("loading models"):
-        tokenizers = load_tokenizers(config)
+        tokenizers = model_tokenizers(config)
         models = Models(config.engine)
         endpoints = {
             name: load_endpoint(endpoint, models, tokenizers[name], asked, is_stored=on_replayed is not None)

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-from transformers.utils import logging as transformers_logging
-
 from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.logged_responses import EndpointTexts
 from shadowspec.app.progress_bar import notes
@@ -83,7 +81,6 @@ def load_endpoint(
 
     A candidate that cannot be replayed is left out with a message; it is an error where there is no other.
     """
-    transformers_logging.disable_progress_bar()  # stderr is ours
     draftings: list[Drafting] = []
     refusal: ShadowSpecError | None = None
     for candidate in endpoint.candidates:

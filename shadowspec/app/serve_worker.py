@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from shadowspec.app.before_loading import connect_servers, load_scorers, open_keyed_hash, require_mirror
+from shadowspec.app.before_loading import open_keyed_hash, require_mirror
+from shadowspec.app.measure_files import build_engines
 from shadowspec.app.measuring_groups import measuring_groups
 from shadowspec.config import Config, EndpointConfig, load_hash_secret
 from shadowspec.errors import ServiceUnavailableError
@@ -59,12 +60,7 @@ class ConfiguredEngines:
             engine=replace(self.config.engine, device=self.device),
             endpoints={name: _impatient(endpoint) for name, endpoint in self.config.endpoints.items()},
         )
-        if any(endpoint.loads_models for endpoint in config.endpoints.values()):
-            from shadowspec.app.measure_files import build_engines
-
-            return build_engines(config)
-        scorers = load_scorers(config)  # without torch: a fleet has a process for each pair of servers
-        return {name: connect_servers(config, endpoint, scorers[name]) for name, endpoint in config.endpoints.items()}
+        return build_engines(config)
 
 
 def _impatient(endpoint: EndpointConfig) -> EndpointConfig:

@@ -17,12 +17,16 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any, Final
 
-import grpc
-
 from shadowspec.capture.captured_call import HEADERS, call_message
 from shadowspec.capture.outlet import Outlet
 from shadowspec.errors import ConfigError
 from shadowspec.tap.kafka.producer import OutgoingMessage
+from shadowspec.types.extras import missing_extra
+
+try:
+    import grpc
+except ImportError:
+    raise missing_extra("the receiver of Envoy's log", "capture") from None
 
 SERVICE: Final = "envoy.service.accesslog.v3.AccessLogService"
 MAX_MESSAGE_BYTES: Final = 64 * 1024 * 1024  # Envoy gathers entries until they have 16 KiB, so mostly one entry

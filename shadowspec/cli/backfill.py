@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -37,9 +36,8 @@ from shadowspec.servers.engines.rules import used_rules
 from shadowspec.tap.sources import is_parquet
 from shadowspec.text import slice_title
 from shadowspec.types import AcceptanceSums, FingerprintedConfig
+from shadowspec.types.extras import require_extra
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public
-
-EXTRA: Final = ("aiohttp", "fsspec", "psutil", "pyarrow", "ray")  # modules of the extra `backfill`
 
 if TYPE_CHECKING:
     from shadowspec.app.backfill_replay import Backfilled
@@ -128,10 +126,7 @@ def backfill(
         )
     elif max_requests is not None:
         raise UsageError("--max-requests needs --loop: a replay reads whole blocks")
-    if missing := [module for module in EXTRA if find_spec(module) is None]:  # before torch is loaded
-        raise UsageError(
-            f"backfill needs the extra `backfill` ({', '.join(missing)}): pip install '.[backfill]' in the checkout"
-        )
+    require_extra("backfill", "backfill")  # before torch is loaded
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
     config = load_config(find_config(config_path))
     lines = [file for file in files if not ("://" in file or Path(file).is_dir() or is_parquet(file))]

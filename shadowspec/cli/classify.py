@@ -20,6 +20,7 @@ from shadowspec.gc_control import gc_relaxed
 from shadowspec.tap.classifier import Classified, Classifier
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.sources import read_records
+from shadowspec.types.extras import require_extra
 from shadowspec.types.public_documents import PublicDocument, PublicValue, public, shows
 from shadowspec.types.settings import LAST_PORT
 
@@ -97,10 +98,8 @@ def _serve(config: Config, listen: str, max_body_bytes: int) -> None:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > LAST_PORT:
         raise ConfigError(f"--listen {listen!r}: must be HOST:PORT, such as 127.0.0.1:9300")
-    try:
-        from shadowspec.app.timed_http import make_server
-    except ImportError:
-        raise ConfigError("--listen needs uvicorn: pip install 'shadowspec[classify]'") from None
+    require_extra("--listen", "classify")
+    from shadowspec.app.timed_http import make_server
 
     with listening_socket(host.strip("[]"), int(port)) as listener:
         app = ClassifierApp(_load(config), max_body_bytes=max_body_bytes)

@@ -20,6 +20,7 @@ from shadowspec.cli.options import ConfigOption
 from shadowspec.config import CONFIG_VARIABLE, find_config, load_config
 from shadowspec.config.dashboard_settings import LOOPBACK, require_auth_file
 from shadowspec.errors import ConfigError, ExitCode, ServiceUnavailableError, UsageError
+from shadowspec.types.extras import require_extra
 
 START_TIMEOUT_S = 60.0  # it takes one to four seconds; a cold disk takes more
 POLL_S = 0.1
@@ -43,7 +44,7 @@ def dashboard(
     path = find_config(config_path)
     settings = load_config(path).dashboard
     host, port = host or settings.host, port or settings.port
-    _require_streamlit()
+    require_extra("the dashboard", "dashboard")
     _require_access(settings.access.auth_file, host, without_login=without_login)
     _require_free(host, port)
     command = [
@@ -121,17 +122,10 @@ def _is_up(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
     return False
 
 
-def _require_streamlit() -> None:
-    if importlib.util.find_spec("streamlit") is None:
-        raise ConfigError("streamlit is not installed: pip install '.[dashboard]' in the checkout")
-
-
 def _require_access(auth_file: Path | None, host: str, *, without_login: bool) -> None:
     """Raise unless a login is configured as it must be, or nobody but this machine reaches the address."""
     if auth_file is not None:
         require_auth_file(auth_file)
-        if importlib.util.find_spec("authlib") is None:
-            raise ConfigError("a login needs authlib: pip install '.[dashboard]' in the checkout")
     elif host not in LOOPBACK and not without_login:
         raise UsageError(
             f"{host}: others can reach this address and no login is configured; set dashboard.auth_file, or give "

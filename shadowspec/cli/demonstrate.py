@@ -11,7 +11,7 @@ import typer
 
 from shadowspec import demo as bundled
 from shadowspec import store
-from shadowspec.app.before_loading import name_loads
+from shadowspec.app.before_loading import name_loads, require_engine
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.public_decisions import DemoDocument, public_decision
 from shadowspec.app.rehearsals import Rehearsals
@@ -45,6 +45,7 @@ def demo(
     """
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: is a file; give a folder")
+    require_engine()
     config_path, report_path = out / "shadowspec.toml", out / "report.html"
     write_file(config_path, bundled.demo_config(out.resolve(), seed), makes_folder=True)
     # The demo's traffic is public, so its secret protects nobody; a real one never has a default.

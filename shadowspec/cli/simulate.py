@@ -20,6 +20,7 @@ from shadowspec.simulate.summary import broken_promises
 from shadowspec.simulate.world_tables import BLIND, tables_of
 from shadowspec.simulate.worlds import QUICK_WORLDS, WORLDS
 from shadowspec.text import suggestion
+from shadowspec.types.extras import require_extra
 from shadowspec.types.public_documents import PublicDocument
 
 FULL_REPETITIONS, QUICK_REPETITIONS = 2_000, 60
@@ -68,6 +69,7 @@ def simulate(
         raise UsageError(
             f"--world {unknown[0]}: is not a known world{suggestion(unknown[0], WORLDS)} (known: {', '.join(WORLDS)})"
         )
+    require_extra("the simulation", "simulate")
     total = repetitions or (QUICK_REPETITIONS if quick else FULL_REPETITIONS)
     with progress_bar() as bar:
         task = bar.add_task("simulating", total=total * len(names), detail="")

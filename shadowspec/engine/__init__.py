@@ -4,11 +4,16 @@ In: blocks of prompts, models and candidates.
 Out: runs with counts, timings, parity and memory.
 Imports: quality, metrics, model_folder, types, errors, shadowspec_kernels.
 
-The first name that is used loads torch and transformers; `device` and `ordinary` load less.
+Here the extra `engine` begins: without it, importing the package says how to install it.  The first name that is used
+loads torch and transformers; `device` and `ordinary` load less.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from shadowspec.types.extras import ENGINE, require_extra
+
+require_extra("the engine in this process", ENGINE)
 
 if TYPE_CHECKING:
     from shadowspec.engine.candidate import Candidate, Models, engine_name

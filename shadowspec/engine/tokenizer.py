@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, TokenizersBackend
 from transformers import __version__ as transformers_version
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils import logging as transformers_logging
 
-from shadowspec.engine.template_traits import template_traits
-from shadowspec.errors import ModelError, RecordError
-from shadowspec.model_folder import AGAIN, require_settings, require_tokenizer
-from shadowspec.types import FunnelCounter
-from shadowspec.types.prompt_rules import TemplateTraits
+from shadowspec.errors import ModelError
+from shadowspec.model_folder import AGAIN, TargetTokenizer, require_settings, require_tokenizer
+
+transformers_logging.disable_progress_bar()  # stderr is ours
 
 DEFAULT_ROPE = "default"  # which transformers has no function of
-PROBED_CHARACTERS = 16  # of a token of context; four is usual
 _NAME = re.compile(r"'[\w.-]+'")  # the whole text of an error about a name that is not in a table
 
 
 @dataclass(frozen=True, slots=True)
-class FolderTokenizer:
-    """The target's tokenizer as the tap needs it: token ids as the server would see them."""
+class FolderTokenizer(TargetTokenizer):
+    """A folder's tokenizer as transformers loads it."""
 
     raw: Any  # transformers'
     context_length: int  # tokens
@@ -41,54 +40,26 @@ class FolderTokenizer:
             backend.no_padding()
         object.__setattr__(self, "_backend", backend)
 
-    def traits_of(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateTraits:
-        """What decides how messages beside these tools have to look for the target's chat template."""
-        if not self.raw.chat_template:
-            return TemplateTraits()
-        return template_traits(self.raw.get_chat_template(tools=list(tools) if tools else None))
+    def with_context(self, length: int) -> FolderTokenizer:
+        return replace(self, context_length=length)
 
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]:
-        """Token ids of a conversation with the assistant's turn opened.
-
-        Raises:
-            RecordError: the target has no chat template, or its template refuses these messages.
-        """
+    def template_of(self, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
         if not self.raw.chat_template:
-            raise RecordError(FunnelCounter.UNSUPPORTED, "no_chat_template", "the target has no chat template")
+            return None
         try:
-            rendered = self.raw.apply_chat_template(
+            return str(self.raw.get_chat_template(tools=list(tools) if tools else None))
+        except ValueError:  # of several, none is for such a request
+            return None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        return str(
+            self.raw.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] if tools else None,
                 add_generation_prompt=True,
                 tokenize=False,
             )
-        except Exception as error:
-            # Templates may raise anything; the text of the error may quote the prompt, so it is dropped.
-            raise RecordError(
-                FunnelCounter.UNSUPPORTED, "chat_template_refused", "the target's chat template refused the messages"
-            ) from error
-        return self._prompt_ids(rendered, adds_special=False)
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a completion prompt, special tokens included.
-
-        Raises:
-            RecordError: the text is many contexts long.
-        """
-        return self._prompt_ids(text, adds_special=True)
-
-    def encode_output(self, text: str) -> list[int]:
-        """Token ids of generated text: no special token is added."""
-        return self._ids(text, adds_special=False)
-
-    def _prompt_ids(self, text: str, *, adds_special: bool) -> list[int]:
-        # A text of many contexts is refused by its beginning: the whole of it takes seconds.
-        begin = self.context_length * PROBED_CHARACTERS
-        if len(text) > begin and len(self._ids(text[:begin], adds_special=adds_special)) > 2 * self.context_length:
-            raise RecordError(FunnelCounter.UNSUPPORTED, "longer_than_context")
-        return self._ids(text, adds_special=adds_special)
+        )
 
     def _ids(self, text: str, *, adds_special: bool) -> list[int]:
         if self._backend is None:
@@ -97,13 +68,8 @@ class FolderTokenizer:
         ids: list[int] = encoding.ids
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of output tokens, special tokens left out; for stop strings, and whether text re-tokenises."""
-        return str(self.raw.decode(list(token_ids), skip_special_tokens=True))
-
-    def decode_marked(self, token_ids: Sequence[int]) -> str:
-        """The same with its special tokens, by which some models mark tool calls."""
-        return str(self.raw.decode(list(token_ids), skip_special_tokens=False))
+    def _text(self, token_ids: Sequence[int], *, skips_special: bool) -> str:
+        return str(self.raw.decode(list(token_ids), skip_special_tokens=skips_special))
 
 
 def load_config(path: str) -> Any:

@@ -20,6 +20,7 @@ from shadowspec.errors import ConfigError
 from shadowspec.quality.custom_scores import is_json
 from shadowspec.quality.tool_calls import ToolCall, arguments_of, find_calls
 from shadowspec.types import Contract, OutputContract, Validity
+from shadowspec.types.extras import missing_extra
 
 SQL_PACKAGE: Final = "sqlglot"
 CUT: Final = "length"  # the finish reason of an output at its token limit
@@ -60,7 +61,7 @@ def require_sql(dialect: str | None) -> None:
     try:
         sqlglot = _sqlglot()
     except ImportError as error:
-        raise ConfigError(f"contract: SQL needs {SQL_PACKAGE}: pip install '.[sql]' in the checkout") from error
+        raise missing_extra("contract: SQL", "sql") from error
     try:
         sqlglot.Dialect.get_or_raise(dialect)
     except ValueError as error:

@@ -37,6 +37,7 @@ from shadowspec.scheduler.job_settings import EmailSettings, FolderSettings, Rec
 from shadowspec.scheduler.targets import TargetError
 from shadowspec.text import write_whole
 from shadowspec.types import Delivery
+from shadowspec.types.extras import missing_extra
 
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 
@@ -175,7 +176,7 @@ def _load_apprise() -> ModuleType:
     try:
         import apprise
     except ImportError:
-        raise ConfigError("webhooks need the extra `schedule`: pip install 'shadowspec[schedule]'") from None
+        raise missing_extra("a webhook", "schedule") from None
     return apprise
 
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import scipy
 
 from shadowspec.gc_control import gc_paused
 from shadowspec.simulate.repetition import Repetition, repeat, seed_of
@@ -80,7 +80,7 @@ def environment() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "scipy": scipy.__version__,
+        "scipy": version("scipy"),
         "machine": f"{platform.machine()}, {os.cpu_count()} processors",
     }
 

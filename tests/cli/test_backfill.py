@@ -191,7 +191,7 @@ def test_what_is_finished_is_not_cut_out_again(
     def untouched(*arguments: object) -> None:
         raise AssertionError("a finished file is read for its digest alone")
 
-    for name in ("load_tokenizers", "logged_responses", "ResponseReader"):
+    for name in ("model_tokenizers", "logged_responses", "ResponseReader"):
         monkeypatch.setattr(judging, name, untouched)
     assert blocks_of(config, traffic, finished={source: ({0, 1, 2}, True)}) == ([], FileRead(traffic, source))
 
@@ -418,6 +418,9 @@ def test_without_ray_the_extra_is_named(workspace: Workspace, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "ray", None)
     done = workspace.run("backfill", str(write_traffic(workspace.folder / "t.jsonl", [record(0)])))
     assert done.code == 2
-    assert "backfill needs the extra `backfill` (ray): pip install '.[backfill]' in the checkout" in done.err
+    assert (
+        "backfill needs the extra `backfill`: pip install 'shadowspec[backfill]' (in the checkout '.[backfill]')"
+        in done.err
+    )
     assert "shadowspec.app.backfill_judge" not in sys.modules  # nor torch, which takes seconds
     assert workspace.run("backfill", "--help").code == 0

@@ -149,7 +149,7 @@ def test_an_engine_that_cannot_judge_sql_does_not_start(workspace: Workspace, mo
     monkeypatch.setitem(sys.modules, "sqlglot", None)
     wrong = workspace.run("run", traffic)
     assert wrong.code == 2
-    assert "endpoints.letters: contract: SQL needs sqlglot: pip install '.[sql]' in the checkout" in wrong.err
+    assert "endpoints.letters: contract: SQL needs the extra `sql`: pip install 'shadowspec[sql]'" in wrong.err
     monkeypatch.delitem(sys.modules, "sqlglot")
     workspace.replace_in_config("loads =", 'sql_dialect = "klingon"\nloads =')
     wrong = workspace.run("run", traffic)

@@ -34,6 +34,7 @@ WITHOUT_TORCH: dict[str, tuple[list[str], set[int]]] = {
     "plan": ([], {0}),
     "evaluate": (["--endpoint", "served", "--tasks", "sums", "--lm-eval", sys.executable], {5}),
     "live": ([], {5}),
+    "profile-server": ([], {5}),
     "report": ([], {0}),
     "report --period": (["day"], {0}),
     "schedule": (["--once"], {5}),
@@ -66,7 +67,6 @@ WITH_TORCH: dict[str, list[str]] = {
     "replay": ["traffic.jsonl"],
     "classify": ["traffic.jsonl"],
     "profile-device": [],
-    "profile-server": [],
     "backfill": ["traffic.jsonl"],
 }
 NAMED_BEFORE = ("demo", "doctor", "run")  # they say what they load before they load it
@@ -104,20 +104,25 @@ metrics_urls = ["http://127.0.0.1:{port}/metrics"]
 timeout_s = 1.0
 """
 
-# Writes down which command first wants which slow package.  Torch and its like are refused, so that one process serves
-# all commands: what could not be imported is tried again by the next.
+# Writes down which command first wants which slow package.  Torch and its like are there and cannot be loaded, so that
+# one process serves all commands: what could not be imported is tried again by the next.
 PROBE = """
-import contextlib, importlib.abc, io, json, os, sys
+import contextlib, importlib.abc, importlib.machinery, io, json, os, sys
 refused, slow, commands = json.loads(sys.stdin.read())
 wanted = []
 
-class Refusing(importlib.abc.MetaPathFinder):
+class Refusing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
-        if name in refused or name in slow:
+        if name in slow:
             wanted.append((name, sys.stderr.getvalue()))
-        if name in refused:
-            raise ImportError(f"{name} is refused")
-        return None
+        return importlib.machinery.ModuleSpec(name, self) if name in refused else None
+
+    def create_module(self, spec):
+        wanted.append((spec.name, sys.stderr.getvalue()))
+        raise ImportError(f"{spec.name} is refused")
+
+    def exec_module(self, module):
+        pass
 
 sys.meta_path.insert(0, Refusing())
 from shadowspec.cli import main

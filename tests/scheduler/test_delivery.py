@@ -162,8 +162,8 @@ def test_without_its_extra_a_webhook_names_it_and_the_others_are_sent(
     config = config_of(tmp_path, url, JOB.format('"folder", "chat"'), *receivers)
     found = {each.receiver: each.state for each in once(config, store)}
     assert found == {"folder": DeliveryState.SENT, "chat": DeliveryState.PENDING}
-    assert "webhooks need the extra `schedule`: pip install 'shadowspec[schedule]'" in caplog.text
-    with pytest.raises(ConfigError, match="need the extra `schedule`"):
+    assert "a webhook needs the extra `schedule`: pip install 'shadowspec[schedule]'" in caplog.text
+    with pytest.raises(ConfigError, match="needs the extra `schedule`"):
         require_secret(config.schedule.receivers["chat"])
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shadowspec import store as stores
 from shadowspec.app.measure_files import build_engines, measure_with
@@ -15,7 +15,6 @@ from shadowspec.app.rehearsals import MeasuringProgress, Rehearsals
 from shadowspec.app.stored_evidence import num_measured
 from shadowspec.app.try_out.preparation import PreparedTrial, write_config
 from shadowspec.config import EndpointConfig, load_config
-from shadowspec.engine import Engine
 from shadowspec.planning.sizing import stored_costs
 from shadowspec.reports.report import Report, build_report
 from shadowspec.rollout.endpoint_run import run_endpoint
@@ -23,6 +22,9 @@ from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.store import Store
 from shadowspec.types import Decision
 from shadowspec.worker.files import Progress
+
+if TYPE_CHECKING:
+    from shadowspec.engine import Engine
 
 BLOCK_SECONDS: Final = 20.0  # that a block may take: the first figures come with the first block
 CUT_STEP: Final = 16  # outputs are cut at a multiple of this, and no shorter: fewer tokens are too short to time
@@ -65,7 +67,7 @@ class LoadedTrial:
     def __init__(self, trial: PreparedTrial, store: Store, engine: Engine | ServerEngine) -> None:
         self.trial, self._store, self._engine = trial, store, engine
         name = trial.inputs.endpoint
-        timed_s = self._time_request(engine) if isinstance(engine, Engine) else None
+        timed_s = self._time_request(engine) if not isinstance(engine, ServerEngine) else None
         self.max_new_tokens = self.trial.rule.max_new_tokens
         self.num_before = num_measured(store, [name])
         self.num_left = 0.0 if self._is_read else max(trial.num_timed - self.num_before, 0.0)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shadowspec.app.before_loading import load_served_tokenizer
 from shadowspec.app.try_out.configuration import CONFIG, DATABASE, SECRET, TrialInputs, config_text, write_secret
 from shadowspec.app.try_out.sample import Sample, read_sample, served_models
 from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
@@ -17,7 +18,7 @@ from shadowspec.errors import InputError, UsageError
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.gate.verdict.trial_levels import first_level
-from shadowspec.model_folder import require_model_folder
+from shadowspec.model_folder import TargetTokenizer, require_model_folder
 from shadowspec.servers.engines import prompt_rules_of
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.formats import FieldMap, MessageFormat
@@ -194,26 +195,30 @@ def _is_taken_up(inputs: TrialInputs, out: Path) -> bool:
     return False
 
 
-def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
-    """Read the sample with the target's tokenizer, after the folders are checked as transformers reads them.
-
-    Raises:
-        ModelError: the target cannot be measured, or the draft cannot draft for it.
-        NoDataError: no request can be measured.
-    """
+def _model_tokenizer(inputs: TrialInputs) -> TargetTokenizer:
+    """The target's tokenizer, where this process measures: its draft has the same one."""
     from shadowspec.engine.models import refuse_unmeasurable
     from shadowspec.engine.tokenizer import FolderTokenizer, check_tokenizers, load_tokenizer
     from shadowspec.engine.tokenizer import load_config as load_model_config
 
     def tokenizer_of(path: Path) -> FolderTokenizer:
-        if inputs.servers is None:
-            refuse_unmeasurable(load_model_config(str(path)), str(path))
+        refuse_unmeasurable(load_model_config(str(path)), str(path))
         return load_tokenizer(str(path))
 
     tokenizer = tokenizer_of(inputs.target)
     if inputs.draft is not None:
-        drafting = tokenizer_of(inputs.draft)
-        check_tokenizers(str(inputs.target), tokenizer, str(inputs.draft), drafting)
+        check_tokenizers(str(inputs.target), tokenizer, str(inputs.draft), tokenizer_of(inputs.draft))
+    return tokenizer
+
+
+def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
+    """Read the sample with the target's tokenizer; where this process measures, the folders are checked first.
+
+    Raises:
+        ModelError: the target cannot be measured, or the draft cannot draft for it.
+        NoDataError: no request can be measured.
+    """
+    tokenizer = load_served_tokenizer(str(inputs.target)) if inputs.servers is not None else _model_tokenizer(inputs)
     rule = EndpointRule(
         name=inputs.endpoint,
         served_models=inputs.served_models,

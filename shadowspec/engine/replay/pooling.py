@@ -12,9 +12,8 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
-from shadowspec.metrics import mean_acceptance_length
+from shadowspec.metrics import mean_acceptance_length, student_quantile
 from shadowspec.types import ExpectedCounts
 
 LEVEL: Final = 0.95
@@ -86,4 +85,4 @@ class CounterPool:
             return None
         residuals = accepted - (length - 1.0) * drafts
         spread = np.sqrt(number / (number - 1.0) * (residuals**2).sum()) / counts.num_drafts
-        return float(stdtrit(number - 1, 0.5 + LEVEL / 2.0) * spread)
+        return float(student_quantile(number - 1, 0.5 + LEVEL / 2.0) * spread)

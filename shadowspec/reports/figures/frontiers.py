@@ -54,8 +54,6 @@ def length_of(sums: AcceptanceSums, num_speculative_tokens: int) -> Length | Non
 
     They are of one look at a fixed number of sessions.
     """
-    from scipy.special import stdtrit  # slow to load, and most reports have no replays
-
     estimate = metrics.mean_acceptance_length(sums)
     if estimate is None:
         return None
@@ -64,7 +62,7 @@ def length_of(sums: AcceptanceSums, num_speculative_tokens: int) -> Length | Non
         return Length(estimate)
     squares = sums.accepted_squares - 2.0 * accepted * sums.accepted_drafts + accepted**2 * sums.drafts_squares
     spread = math.sqrt(max(0.0, squares) * number / (number - 1.0)) / sums.num_drafts
-    half = float(stdtrit(number - 1, 0.5 + LEVEL / 2.0)) * spread
+    half = metrics.student_quantile(number - 1, 0.5 + LEVEL / 2.0) * spread
     return Length(estimate, max(1.0, estimate - half), min(num_speculative_tokens + 1.0, estimate + half))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from shadowspec import metrics
 from shadowspec.engine.replay.law import StepChances, expected_counts, step_law
@@ -64,3 +65,9 @@ def test_the_interval_holds_the_truth_over_correlated_requests() -> None:
         assert pooled.upper is not None
         held += pooled.lower <= truth <= pooled.upper
     assert 0.90 <= held / 300 <= 0.99
+
+
+@pytest.mark.parametrize("probability", [0.6, 0.975, 0.9999])
+def test_student_quantiles_are_those_of_scipy(probability: float) -> None:
+    for df in (*range(1, 60), 500, 999, 1_000, 5_000, 1_000_000):
+        assert metrics.student_quantile(df, probability) == pytest.approx(stdtrit(df, probability), rel=1e-11)

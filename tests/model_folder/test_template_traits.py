@@ -7,8 +7,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from shadowspec.engine.template_traits import template_traits
 from shadowspec.engine.tokenizer import FolderTokenizer
+from shadowspec.model_folder.chat_template import template_traits
 from shadowspec.types.prompt_rules import TemplateTraits
 
 CHATML = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + m.content }}{% endfor %}"
