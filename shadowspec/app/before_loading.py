@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TypeVar
 
 from shadowspec.app.progress_bar import notes
 from shadowspec.app.try_out.sample import read_sample
@@ -25,17 +25,16 @@ from shadowspec.quality.custom_scores import Scorer, load_scorer
 from shadowspec.servers.connecting import connect
 from shadowspec.servers.judging import OutputAuditor
 from shadowspec.servers.measure_servers import ServerEngine
+from shadowspec.servers.served_tokenizer import connect_tokenizer
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.hashing import KeyedHash, RotatedHash
 from shadowspec.tap.kafka import KafkaSettings
-from shadowspec.tap.reading import Tokenizer
+from shadowspec.tap.reading import NoTokenizer, Tokenizer
 from shadowspec.tap.sources import is_rereadable, require_file
 from shadowspec.types import Contract, FingerprintedConfig, sampling_defaults
 from shadowspec.types.extras import ENGINE, has_extra
-from shadowspec.types.prompt_rules import TemplateTraits
 
-ANY_LENGTH: Final = 2**31
 log = logging.getLogger(__name__)
 AnyTokenizer = TypeVar("AnyTokenizer", bound=TargetTokenizer)
 
@@ -76,23 +75,6 @@ def open_keyed_hash(config: Config, store: Store) -> KeyedHash:
     return RotatedHash(secret, previous, known)
 
 
-class _NoTokenizer:
-    """Takes the place of a tokenizer where only the records are examined."""
-
-    context_length = vocabulary_size = ANY_LENGTH
-
-    def traits_of(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateTraits:
-        return TemplateTraits()
-
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]:
-        return [0]
-
-    def encode(self, text: str) -> list[int]:
-        return [0]
-
-
 def require_records(config: Config, files: Sequence[str]) -> None:
     """Check that the first lines of each file hold a record of an endpoint; pipes are not read.
 
@@ -112,7 +94,7 @@ def require_records(config: Config, files: Sequence[str]) -> None:
 
 def any_tokenizers(rules: Sequence[EndpointRule]) -> Mapping[str, Tokenizer]:
     """A stand-in for each endpoint's tokenizer where no tokens are needed: every prompt is one token."""
-    return {rule.name: _NoTokenizer() for rule in rules}
+    return {rule.name: NoTokenizer() for rule in rules}
 
 
 def require_inputs(
@@ -134,7 +116,7 @@ def require_inputs(
     if files:
         load_hash_secret(config)
     for name, settings in config.chosen(endpoint).items():
-        folders = {"target": settings.target}
+        folders = {"target": settings.target} if settings.has_folder else {}
         if settings.loads_models:
             drafts = {f"candidates.{candidate.name}.draft": candidate.draft for candidate in settings.candidates}
             folders |= {key: draft for key, draft in drafts.items() if draft is not None}
@@ -192,9 +174,34 @@ def load_tokenizers(config: Config) -> dict[str, TargetTokenizer]:
 
     Raises:
         ModelError: a folder holds no usable tokenizer.
-        ConfigError: transformers is needed, and is not installed.
+        ConfigError: an endpoint has no folder; or transformers is needed, and is not installed.
     """
     return tokenizers_by(load_target_tokenizer, config)
+
+
+@contextmanager
+def open_tokenizers(config: Config) -> Iterator[Mapping[str, Tokenizer]]:
+    """The same for what reads and measures in turn, so that the servers may be asked where there is no folder.
+
+    Raises:
+        ServerError: a server that is asked gives no usable answer.
+        ModelError: a folder holds no usable tokenizer, or a server does not say which tokens it makes.
+        ConfigError: transformers is needed, and is not installed.
+    """
+    folders = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.has_folder}
+    with ExitStack() as stack:
+        asked = {
+            name: stack.enter_context(closing(connect_tokenizer(endpoint.servers)))
+            for name, endpoint in config.endpoints.items()
+            if not endpoint.has_folder and endpoint.servers is not None
+        }
+        yield {**load_tokenizers(replace(config, endpoints=folders)), **asked}
+
+
+def survey_tokenizers(config: Config) -> Mapping[str, Tokenizer]:
+    """The tokenizers for a look at records; without a folder nothing is counted."""
+    folders = {name: endpoint for name, endpoint in config.endpoints.items() if endpoint.has_folder}
+    return dict.fromkeys(config.endpoints, NoTokenizer()) | load_tokenizers(replace(config, endpoints=folders))
 
 
 def tokenizers_by(load: Callable[[EndpointConfig], AnyTokenizer], config: Config) -> dict[str, AnyTokenizer]:
@@ -202,10 +209,16 @@ def tokenizers_by(load: Callable[[EndpointConfig], AnyTokenizer], config: Config
 
     Raises:
         ModelError: a folder holds no usable tokenizer.
+        ConfigError: an endpoint has no folder.
     """
     read: dict[tuple[str, bool], AnyTokenizer] = {}
     found = {}
     for name, endpoint in config.endpoints.items():
+        if not endpoint.has_folder:
+            raise ConfigError(
+                f"{config.path}: endpoints.{name}: this command needs the target's tokenizer, and asks no server for "
+                "it; set target, its folder"
+            )
         key = endpoint.target, endpoint.loads_models
         if key not in read:
             with with_endpoint_context(config, name):
@@ -268,6 +281,11 @@ def connect_servers(
     """
     assert endpoint.servers is not None, "only an endpoint with servers has them"
     if scorer.takes_prompt:
+        if not endpoint.has_folder:
+            raise ConfigError(
+                f"{config.path}: endpoints.{endpoint.rule.name}.scores: a function that takes the prompt needs the "
+                "tokenizer; set target, its folder"
+            )
         scorer = replace(scorer, decode=load_target_tokenizer(endpoint).decode_marked)
     engine = connect(
         endpoint.servers,
@@ -277,6 +295,7 @@ def connect_servers(
         default_sampling=endpoint.rule.default_sampling,
         prompt_rules=endpoint.rule.prompt_rules,
         max_turns=endpoint.rule.max_turns,
+        has_folder=endpoint.has_folder,
         scorer=scorer,
         new_auditor=new_auditor,
     )
@@ -295,9 +314,7 @@ def sampling_doubt(endpoint: EndpointConfig, engine: str) -> str | None:
     configured = endpoint.sampling
     if configured.engine is not None:
         return None
-    reported = served_sampling(
-        Path(endpoint.target), engine, applies=configured.applies, configured=configured.defaults
-    )
+    reported = served_sampling(endpoint.folder, engine, applies=configured.applies, configured=configured.defaults)
     defaults = sampling_defaults(reported.defaults)
     if defaults == sampling_defaults(configured.defaults):
         return None
@@ -325,11 +342,12 @@ def name_loads(endpoints: Mapping[str, EndpointConfig], *, asks_device: bool = F
     folders: dict[str, None] = {}  # each once, in the order of the endpoints
     for endpoint in endpoints.values():
         if not endpoint.loads_models:
-            folders[f"the tokenizer of {endpoint.target}"] = None
+            folders |= {f"the tokenizer of {endpoint.target}": None} if endpoint.has_folder else {}
         else:
             drafts = (candidate.draft for candidate in endpoint.candidates if candidate.draft is not None)
             folders |= dict.fromkeys((endpoint.target, *drafts))
     if asks_device or any(endpoint.loads_models for endpoint in endpoints.values()):
         require_engine()
         folders = {"torch": None} | folders
-    notes.print(f"loading {', '.join(folders)}", markup=False, highlight=False, soft_wrap=True)
+    if folders:
+        notes.print(f"loading {', '.join(folders)}", markup=False, highlight=False, soft_wrap=True)

@@ -17,6 +17,7 @@ from shadowspec.app.before_loading import (
     name_loads,
     require_inputs,
     sampling_doubt,
+    survey_tokenizers,
     with_endpoint_context,
 )
 from shadowspec.app.progress_bar import notes
@@ -31,6 +32,7 @@ from shadowspec.config import (
     load_config,
     load_hash_secret,
     load_previous_secret,
+    served_sampling,
 )
 from shadowspec.errors import ConfigError, NoDataError, ServiceUnavailableError, ShadowSpecError
 from shadowspec.gate.evidence.guardrails import SCORES
@@ -38,7 +40,6 @@ from shadowspec.gate.verdict.current_decision import read_endpoint_decisions
 from shadowspec.live.guard import promise_of
 from shadowspec.live.promise import UNWATCHED, unwatched_because
 from shadowspec.live.scrape import failures, scrape_all
-from shadowspec.model_folder import stated_sampling
 from shadowspec.quality.custom_scores import score_name
 from shadowspec.scheduler.cron import crons_of
 from shadowspec.scheduler.http_pages import EXPORTS
@@ -306,7 +307,7 @@ def _sampling(config: Config) -> str:
     """How each endpoint's production samples requests that set nothing."""
     for name, endpoint in config.endpoints.items():
         with with_endpoint_context(config, name):
-            stated_sampling(endpoint.target, Path(endpoint.target))  # raises where the file is damaged
+            served_sampling(endpoint.folder, None, configured={})  # raises where the file is damaged
     return "; ".join(f"{name}: {endpoint.sampling.text}" for name, endpoint in config.endpoints.items()) or (
         "no endpoint yet"
     )
@@ -375,7 +376,7 @@ def _traffic(config: Config, path: str) -> list[CheckResult]:
         with notes.status("reading the traffic"):
             sample = read_sample(path, config.file_format)
             rules = [endpoint.rule for endpoint in config.endpoints.values()]
-            surveys, refused = survey_endpoints(sample, rules, load_tokenizers(config), load_hash_secret(config))
+            surveys, refused = survey_endpoints(sample, rules, survey_tokenizers(config), load_hash_secret(config))
     except ShadowSpecError as error:
         return [CheckResult("traffic", False, str(error), error.exit_code)]
     records = plural(len(sample.opened), "record")
@@ -429,8 +430,9 @@ def _servers(name: str, candidate: SpeculationConfig) -> Callable[[Config], str]
         assert endpoint.servers is not None, "only endpoints with servers are checked"
         baseline, speculative = probe_both(endpoint.servers, candidate.name)
         source = counts_source(candidate, baseline, speculative)
-        length = load_tokenizers(config)[name].context_length
-        require_length(f"{config.path}: endpoints.{name}.servers", length, baseline, speculative)
+        if endpoint.has_folder:
+            length = load_tokenizers(replace(config, endpoints={name: endpoint}))[name].context_length
+            require_length(f"{config.path}: endpoints.{name}.servers", length, baseline, speculative)
         served = (
             f"{endpoint.servers.model} on {baseline.identity.name}, and with {speculative.num_speculative_tokens} "
             f"speculative tokens on {speculative.identity.name}; acceptance from {source.meaning}"

@@ -16,19 +16,19 @@ from rich.progress import TaskID
 from shadowspec.app.before_loading import (
     connect_servers,
     load_scorers,
-    load_tokenizers,
     open_keyed_hash,
+    open_tokenizers,
     require_endpoints,
 )
 from shadowspec.app.progress_bar import notes, progress_bar
 from shadowspec.config import Config, load_hash_secret
-from shadowspec.model_folder import TargetTokenizer
 from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.store import Store
 from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.reading import Tokenizer
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plural
 from shadowspec.types import FunnelKey
@@ -146,10 +146,10 @@ def measure_with(
     for engine in {id(engine): engine for engine in engines.values()}.values():
         store.save_fingerprints(engine.configs)
     before = store.funnel()
-    tokenizers = load_tokenizers(config)
     runner = InProcess(engines)
-    measure = partial(_measure_file, config, open_keyed_hash(config, store), runner, tokenizers, store, on_progress)
-    progress = one_by_one(paths, max_requests, measure)
+    with open_tokenizers(config) as tokenizers:
+        measure = partial(_measure_file, config, open_keyed_hash(config, store), runner, tokenizers, store, on_progress)
+        progress = one_by_one(paths, max_requests, measure)
     in_process = (engine for engine in engines.values() if not isinstance(engine, ServerEngine))
     if ran := next((engine.kernels_ran() for engine in in_process), {}):  # of all: they share what runs kernels
         log.info("rows that kernels took, by backend: %s", ran)
@@ -177,7 +177,7 @@ def _measure_file(
     config: Config,
     keyed_hash: KeyedHash,
     runner: BlockRunner,
-    tokenizers: Mapping[str, TargetTokenizer],
+    tokenizers: Mapping[str, Tokenizer],
     store: Store,
     on_progress: Callable[[Progress], None] | None,
     path: str,
@@ -207,7 +207,7 @@ def _measure_with_bar(
 
 
 def new_pipeline(
-    config: Config, tokenizers: Mapping[str, TargetTokenizer], keyed_hash: KeyedHash, unreadable: Unreadable
+    config: Config, tokenizers: Mapping[str, Tokenizer], keyed_hash: KeyedHash, unreadable: Unreadable
 ) -> Pipeline:
     """The pipeline of one file: what a session was is forgotten with it."""
     rules = [endpoint.rule for endpoint in config.endpoints.values()]

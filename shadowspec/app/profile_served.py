@@ -11,7 +11,7 @@ from itertools import product
 from shadowspec.app.before_loading import load_target_tokenizer
 from shadowspec.app.progress_bar import progress_bar
 from shadowspec.config import Config, EndpointConfig
-from shadowspec.errors import UsageError
+from shadowspec.errors import ConfigError, UsageError
 from shadowspec.planning.cost_model import CostSurface
 from shadowspec.servers.server_profile import ServerGrid, ServerProfile, profile_servers
 from shadowspec.store import Store
@@ -67,6 +67,10 @@ def profile_served(
         for name, endpoint in served.items()
     }
     profiled = {name: _profiled(endpoint) for name, endpoint in served.items()}
+    if nameless := [name for name, endpoint in served.items() if not endpoint.has_folder]:
+        raise ConfigError(
+            f"endpoints.{nameless[0]}: prompts are drawn from the vocabulary; set target, the folder of the tokenizer"
+        )
     vocabularies = {name: load_target_tokenizer(endpoint).vocabulary_size for name, endpoint in served.items()}
     profiles = []
     with progress_bar() as bar:

@@ -40,6 +40,17 @@ ServedNamesOption: TypeAlias = Annotated[
     ),
 ]
 
+BaselineOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--baseline", metavar="URL", help="A server of the model without speculation; with --speculative."),
+]
+SpeculativeOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--speculative", metavar="URL", help="A server of it that speculates: a candidate. Repeat it for several."
+    ),
+]
+
 EndpointOption: TypeAlias = Annotated[
     str | None, typer.Option("--endpoint", "-e", metavar="NAME", help="Only this endpoint; default: every one.")
 ]

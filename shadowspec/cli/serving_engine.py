@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
@@ -33,6 +34,24 @@ def choose_serving_engine(named: str | None, server: str | None) -> str:
     if len(parse_engines(named)) != 1:
         raise UsageError(f'--serving-engine {named!r}: expected one engine, such as vllm, or "vllm 0.32"')
     return " ".join(named.split())
+
+
+def chosen_servers(
+    baseline: str | None, speculative: list[str] | None, draft: Path | None
+) -> tuple[str, list[str]] | None:
+    """The URLs of the servers that measure; None: this process does.
+
+    Raises:
+        UsageError: one of the arms is missing, or a draft is given that a server would have.
+    """
+    if (baseline is None) != (not speculative):
+        lacking = "--speculative URL" if baseline is not None else "--baseline URL"
+        raise UsageError(f"measuring through servers needs both arms; give {lacking} too")
+    if baseline is None or not speculative:
+        return None
+    if draft is not None:
+        raise UsageError("--draft is for the engine in this process; through servers the speculative one has its draft")
+    return baseline, speculative
 
 
 def is_in_process(engine: str) -> bool:

@@ -21,9 +21,16 @@ from shadowspec.app.try_out.sample import UnknownFormatError
 from shadowspec.app.try_out.survey import refusals
 from shadowspec.cli.console import print_json, write_file
 from shadowspec.cli.measuring_view import MeasuringView, shown_decisions
-from shadowspec.cli.options import JsonOption, MapOption, ServedNamesOption, chosen_map
+from shadowspec.cli.options import (
+    BaselineOption,
+    JsonOption,
+    MapOption,
+    ServedNamesOption,
+    SpeculativeOption,
+    chosen_map,
+)
 from shadowspec.cli.screen_view import print_screen
-from shadowspec.cli.serving_engine import choose_serving_engine, is_in_process, verdicts_for
+from shadowspec.cli.serving_engine import choose_serving_engine, chosen_servers, is_in_process, verdicts_for
 from shadowspec.errors import ExitCode, NoDataError, UsageError
 from shadowspec.gate.verdict.hold_reasons import needed_for_promotion, short_span
 from shadowspec.reports.content.endpoint_rows import basis_notes, endpoint_rows
@@ -59,20 +66,17 @@ class TryDocument(PublicDocument, frozen=True, kw_only=True):
 
 
 def try_out(
-    target: Annotated[
-        Path, typer.Option("--target", metavar="DIR", help="Folder of the served model; with servers its tokenizer.")
-    ],
     traffic: Annotated[
         str, typer.Option("--traffic", metavar="FILE", help="A recording: JSON lines of requests (gzip or not).")
     ],
-    baseline: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A server of the model without speculation; with --speculative."),
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--target", metavar="DIR", help="Folder of the served model; with servers of its tokenizer, if at all."
+        ),
     ] = None,
-    speculative: Annotated[
-        list[str] | None,
-        typer.Option(metavar="URL", help="A server of it that speculates: a candidate. Repeat it for several."),
-    ] = None,
+    baseline: BaselineOption = None,
+    speculative: SpeculativeOption = None,
     draft: Annotated[
         Path | None,
         typer.Option("--draft", metavar="DIR", help="Folder of a draft model; n-gram and suffix need none."),
@@ -113,9 +117,13 @@ def try_out(
 
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0.0):
         raise UsageError(f"--minutes {minutes:g}: must be above 0; leave it out to measure the whole recording")
-    servers = _servers(baseline, speculative or [], draft)
+    servers = chosen_servers(baseline, speculative, draft)
+    if servers is None and target is None:
+        raise UsageError(
+            "try measures a model or its servers; give --target DIR, or --baseline URL and --speculative URL"
+        )
     engine = serving_engine if servers is not None else choose_serving_engine(serving_engine, None)
-    notes.print("reading the traffic and the tokenizer", highlight=False)
+    notes.print(f"reading the traffic{' and the tokenizer' if target is not None else ''}", highlight=False)
     preparing = partial(
         prepare,
         target,
@@ -165,18 +173,6 @@ def _agreed_map(error: UnknownFormatError) -> FieldMap:
     if not typer.confirm(f"Read it with --map {error.proposal}?", default=True, err=True):
         raise error
     return error.proposal
-
-
-def _servers(baseline: str | None, speculative: list[str], draft: Path | None) -> tuple[str, list[str]] | None:
-    """The servers that are measured; None: this process is."""
-    if (baseline is None) != (not speculative):
-        lacking = "--speculative URL" if baseline is not None else "--baseline URL"
-        raise UsageError(f"a trial through servers needs both arms; give {lacking} too")
-    if baseline is None:
-        return None
-    if draft is not None:
-        raise UsageError("--draft is for the engine in this process; through servers the speculative one has its draft")
-    return baseline, speculative
 
 
 def _print_plan(trial: PreparedTrial) -> None:

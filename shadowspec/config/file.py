@@ -65,7 +65,7 @@ class EndpointConfig:
     """One endpoint: the settings of tap, engine, gate, rollout and live guard."""
 
     rule: EndpointRule
-    target: str  # folder of the target model
+    target: str  # folder of the target model; where it has none, the name under which its servers serve it
     candidates: tuple[SpeculationConfig, ...]
     policy: GatePolicy
     rollout: RolloutPolicy = field(default_factory=RolloutPolicy)
@@ -74,11 +74,17 @@ class EndpointConfig:
     live: LiveSettings | None = None  # None: production is not read
     pools: Pools | None = None  # None: named when its routes are exported
     sampling: ServedSampling = field(default_factory=ServedSampling)  # from which the rule has its defaults
+    has_folder: bool = True  # else only its servers know its tokenizer
 
     @property
     def loads_models(self) -> bool:
         """Whether this process needs the weights of target and drafts: to measure, or to audit what servers answer."""
         return self.servers is None or self.servers.audit_share > 0.0
+
+    @property
+    def folder(self) -> Path | None:
+        """The target's folder, if there is one."""
+        return Path(self.target) if self.has_folder else None
 
     @property
     def terms(self) -> EndpointTerms:
@@ -331,7 +337,8 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         )
     return EndpointConfig(
         rule=rule,
-        target=section.target,
+        target=_target_of(section),
+        has_folder=section.target is not None,
         candidates=candidates,
         policy=policy,
         rollout=replace(endpoint_policy.rollout, has_control=bool(section.live and section.live.source.plain_urls)),
@@ -345,7 +352,8 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
 
 def _served_sampling(section: EndpointSection) -> ServedSampling:
     """How production samples; a damaged folder is left to what measures with it, because others need no models."""
-    target, applies = Path(section.target), section.applies_generation_config
+    target = None if section.target is None else Path(section.target)
+    applies = section.applies_generation_config
     configured = section.default_sampling.model_dump(exclude_none=True)
     try:
         return served_sampling(target, section.serving_engine, applies=applies, configured=configured)
@@ -362,13 +370,21 @@ def _with_guard(live: LiveSettings, policy: GatePolicy) -> LiveSettings:
     return replace(live, guard=guard)
 
 
+def _target_of(section: EndpointSection) -> str:
+    """The target's folder, else its name on the servers: figures are known by it."""
+    if section.target is not None:
+        return section.target
+    assert section.servers is not None, "without servers a folder is needed"
+    return section.servers.model
+
+
 def _speculation_config(section: EndpointSection, candidate: CandidateSection, backend: str) -> SpeculationConfig:
     """The candidate with the serving engine's rules, where the operator sets no other."""
     method = DEPLOYMENT if candidate.kind == DEPLOYMENT else candidate.method
     if method is not None:
         return SpeculationConfig(
             name=candidate.name,
-            target=section.target,
+            target=_target_of(section),
             draft=candidate.draft,
             proposer=method,
             num_speculative_tokens=candidate.num_speculative_tokens,
@@ -380,7 +396,7 @@ def _speculation_config(section: EndpointSection, candidate: CandidateSection, b
     given = candidate.model_dump(
         exclude={"verify_rule", "method", "kind", "exported", "speculative_config", *ENGINE_OPTIONS}
     )
-    config = SpeculationConfig(target=section.target, verify_rule=VerifyRule(rule), backend=backend, **given)
+    config = SpeculationConfig(target=_target_of(section), verify_rule=VerifyRule(rule), backend=backend, **given)
     chosen = {name: value for name in ENGINE_OPTIONS if (value := getattr(candidate, name)) is not None}
     return SpeculationConfig.read(asdict(with_engine_rules(config, section.serving_engine)) | chosen)
 

@@ -219,7 +219,7 @@ class DefaultSamplingSection(ConfigSection):
 class EndpointSection(ConfigSection):
     """[endpoints.NAME]"""
 
-    target: Text
+    target: Text | None = None
     served_models: Annotated[tuple[Text, ...], Field(min_length=1)]
     match: MatchRule | None = None
     slice_by: Annotated[tuple[str, ...], Field(min_length=1)] = _RULE["slice_by"]
@@ -263,6 +263,10 @@ class EndpointSection(ConfigSection):
             raise ValueError("serving_engine: give one engine, such as vllm, or vllm 0.32")
         if (self.engine == "openai") != (self.servers is not None):
             raise ValueError('engine = "openai" needs the table servers, and servers need engine = "openai"; give both')
+        if self.target is None and self.servers is None:
+            raise ValueError('target: is missing; for example target = "models/target"')
+        if self.target is None and self.servers is not None and self.servers.audit_share:
+            raise ValueError("servers.audit_share: audits load the target's weights; give target, their folder")
         if self.servers is not None:
             _check_servers(self.servers, self.candidates)
         if self.servers is None and any(candidate.kind == DEPLOYMENT for candidate in self.candidates):

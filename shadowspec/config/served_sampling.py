@@ -27,6 +27,7 @@ class ServedSampling:
     is_applied: bool = False
     engine: str | None = None  # that serves, as it was named
     applies: bool | None = None  # what the endpoint says of the generation config
+    is_read: bool = True  # whether there was a folder to read
 
     @property
     def text(self) -> str:
@@ -35,6 +36,8 @@ class ServedSampling:
         limit = "" if self.max_new_tokens is None else f", outputs of at most {self.max_new_tokens} tokens"
         stated = sampling_defaults({name: value for name, value in self.stated.items() if name != OUTPUT_LIMIT})
         text = f"requests that set none get {given}{limit}"
+        if not self.is_read:
+            return f"{text}; the servers' {GENERATION} is not known: set default_sampling, or give the target's folder"
         if not stated and not limit:
             return text
         if self.is_applied:
@@ -51,12 +54,13 @@ class ServedSampling:
 
 
 def served_sampling(
-    target: Path, serving_engine: str | None, *, applies: bool | None = None, configured: Mapping[str, float]
+    target: Path | None, serving_engine: str | None, *, applies: bool | None = None, configured: Mapping[str, float]
 ) -> ServedSampling:
     """The defaults of an endpoint: those configured, then the generation config's, then the engine's.
 
     Args:
         target: the target's folder; without a generation config, or where the folder is not there, it states nothing.
+            None: it is not at hand.
         serving_engine: as the endpoint names it.
         applies: whether production applies the generation config; None: as its engine does.
         configured: the endpoint's `default_sampling`.
@@ -65,7 +69,7 @@ def served_sampling(
         ModelError: the generation config is damaged.
     """
     engine = known_engine(serving_engine)
-    every = stated_sampling(str(target), target)
+    every = {} if target is None else stated_sampling(str(target), target)
     taken = () if engine is None else engine.generation_defaults
     is_applied = bool(taken) if applies is None else applies
     names = (taken or every) if is_applied else ()
@@ -79,4 +83,5 @@ def served_sampling(
         is_applied,
         serving_engine,
         applies,
+        is_read=target is not None,
     )

@@ -304,7 +304,8 @@ num_speculative_tokens = 4   # tokens proposed in a step
 # num_speculative_tokens = 4
 
 # An endpoint that ShadowSpec measures through deployments of its target behind the OpenAI API (docs/servers.md).
-# The engine in this process does not measure it; `target` is only the folder of its tokenizer.
+# The engine in this process does not measure it; `target` is only the folder of its tokenizer.  Without it `run` asks
+# the plain server for the tokens of prompts; `worker` does not, because questions would disturb its timing.
 # [endpoints.served]
 # engine = "openai"           # "openai": servers measure; default: ~, the engine in this process
 # target = "models/target"

@@ -1,4 +1,4 @@
-"""A model folder seen from its files: whether it can hold a model, what it states, its digests and its tokenizer.
+"""A model folder seen from its files: whether it can hold a model, its settings, its digests and its tokenizer.
 
 In: a folder's path.
 Out: refusals with their remedies, stated settings, digests, token ids of prompts.

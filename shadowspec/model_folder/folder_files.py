@@ -49,11 +49,12 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
 _WHOLE: Final = ("top_k", "max_new_tokens")
 
 
-def require_model_folder(name: str, path: Path) -> None:
+def require_model_folder(name: str, path: Path, *, needs_weights: bool = True) -> None:
     """Refuse a folder that cannot be a model's, with what is missing and what to do.
 
     Args:
         name: names the folder in the message, as with the option that gave it.
+        needs_weights: False: a folder of settings and tokenizer will do.
 
     Raises:
         ModelError: it is missing or unreadable, or lacks a config, a tokenizer or weights in safetensors.
@@ -65,7 +66,8 @@ def require_model_folder(name: str, path: Path) -> None:
     require_settings(name, path)
     if not any((path / file).is_file() for file in TOKENIZERS):
         raise ModelError(f"{name}: has no tokenizer ({TOKENIZERS[0]}); copy the tokenizer's files into it")
-    require_weights(name, path)
+    if needs_weights:
+        require_weights(name, path)
 
 
 def require_settings(name: str, path: Path) -> None:

@@ -79,10 +79,10 @@ class ServerClient:
                 except (httpx.ReadError, httpx.RemoteProtocolError):  # it closed an idle connection just then
                     response = await self._http.get(path)
         except (TimeoutError, httpx.HTTPError) as error:
-            raise self._unreachable(error, "unreachable") from error
+            raise unreachable_error(self.name, error, "unreachable") from error
         if response.status_code == httpx.codes.NOT_FOUND:
             return None
-        self._check_status(response)
+        check_status(self.name, response)
         return response.text
 
     async def complete(self, request: ServerRequest, salt: str, *, is_turn: bool = False) -> Completion:
@@ -149,7 +149,7 @@ class ServerClient:
                 async with self._http.stream(
                     "POST", self.engine.path, json=body, headers=self.engine.headers
                 ) as response:
-                    self._check_status(response)
+                    check_status(self.name, response)
                     async for part in response.aiter_bytes():
                         content += part
                         if len(content) > MAX_ANSWER_BYTES:
@@ -159,7 +159,7 @@ class ServerClient:
                 self.name, "total_timeout", f"no whole answer within {self._waits.total_s:g} s"
             ) from error
         except httpx.HTTPError as error:
-            raise self._unreachable(error, "cut_off" if content else "unreachable") from error
+            raise unreachable_error(self.name, error, "cut_off" if content else "unreachable") from error
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -188,7 +188,7 @@ class ServerClient:
         try:
             async with asyncio.timeout_at(min(end, loop.time() + waits.first_token_s)) as clock:
                 async with self._http.stream("POST", path, json=body, headers=self.engine.headers) as response:
-                    self._check_status(response)
+                    check_status(self.name, response)
                     received = events(self.name, response.aiter_bytes())
                     async for data in received:
                         if data == DONE:
@@ -205,29 +205,32 @@ class ServerClient:
                 raise ServerError(self.name, "token_timeout", f"no further token within {waits.token_s:g} s") from error
             raise ServerError(self.name, "first_token_timeout", f"no token within {waits.first_token_s:g} s") from error
         except httpx.HTTPError as error:
-            raise self._unreachable(error, "cut_off" if answer.has_first_token else "unreachable") from error
+            raise unreachable_error(self.name, error, "cut_off" if answer.has_first_token else "unreachable") from error
 
-    def _check_status(self, response: httpx.Response) -> None:
-        status = response.status_code
-        if response.is_redirect:
-            host = urlsplit(response.headers.get("location", "")).hostname or "no host"
-            raise ServerError(
-                self.name, "redirected", f"it points to {host}; redirects are not followed: name the server itself"
-            )
-        if not response.is_success:
-            raise ServerError(
-                self.name,
-                f"http_{status}",
-                f"it answered with HTTP {status}{status_hint(status)}",
-                is_retryable=status in _AGAIN,
-                retry_after_s=_retry_after(response.headers.get("retry-after")),
-            )
 
-    def _unreachable(self, error: Exception, code: str) -> ServerError:
-        """Names only the class of an error: its message may name more than the host."""
-        word = "the answer was cut off" if code == "cut_off" else "it cannot be reached"
-        remedy = "" if code == "cut_off" else "; start it, or correct its URL"
-        return ServerError(self.name, code, f"{word} ({type(error).__name__}){remedy}", is_retryable=True)
+def check_status(name: str, response: httpx.Response) -> None:
+    """Raise the error of a server that points elsewhere, or answers with an error."""
+    status = response.status_code
+    if response.is_redirect:
+        host = urlsplit(response.headers.get("location", "")).hostname or "no host"
+        raise ServerError(
+            name, "redirected", f"it points to {host}; redirects are not followed: name the server itself"
+        )
+    if not response.is_success:
+        raise ServerError(
+            name,
+            f"http_{status}",
+            f"it answered with HTTP {status}{status_hint(status)}",
+            is_retryable=status in _AGAIN,
+            retry_after_s=_retry_after(response.headers.get("retry-after")),
+        )
+
+
+def unreachable_error(name: str, error: Exception, code: str) -> ServerError:
+    """Names only the class of an error: its message may name more than the host."""
+    word = "the answer was cut off" if code == "cut_off" else "it cannot be reached"
+    remedy = "" if code == "cut_off" else "; start it, or correct its URL"
+    return ServerError(name, code, f"{word} ({type(error).__name__}){remedy}", is_retryable=True)
 
 
 async def _drain(received: AsyncIterator[str]) -> None:
@@ -309,13 +312,18 @@ def bearer(variable: str | None, environment: Mapping[str, str] | None = None) -
     return {"Authorization": f"Bearer {key}"}
 
 
+def quiet_http_logs() -> None:
+    """Keep the HTTP libraries from logging every request, and where a redirect points with its query."""
+    for name in ("httpx", "httpcore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
 @asynccontextmanager
 async def open_client(
     arm: str, url: str, settings: ServerSettings, context: ssl.SSLContext, connections: int
 ) -> AsyncIterator[ServerClient]:
     """A client of one server with at most this number of connections; it uses no proxy of the environment."""
-    for name in ("httpx", "httpcore"):  # they log every request, and where a redirect points with its query
-        logging.getLogger(name).setLevel(logging.WARNING)
+    quiet_http_logs()
     headers: dict[str, Any] = {"Accept-Encoding": "identity", **authorization(settings)}
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None)
     async with httpx.AsyncClient(

@@ -31,13 +31,14 @@ def connect(
     default_sampling: Mapping[str, float],
     max_turns: int = 1,
     prompt_rules: PromptRules = UNNAMED,
+    has_folder: bool = True,
     scorer: Scorer | None = None,
     new_auditor: Callable[[FingerprintedConfig], OutputAuditor] | None = None,
 ) -> ServerEngine:
     """An engine on servers that were probed and fit the configs.
 
     `requests_per_slot`, `default_sampling`, `max_turns` and `prompt_rules` are those of the endpoint, a part of its
-    fingerprints.
+    fingerprints; `has_folder` says whether its target is a folder, whose tokenizer renders prompts.
     `new_auditor` makes the auditor of a config, once its servers are known.
 
     Raises:
@@ -69,6 +70,7 @@ def connect(
             max_turns,
             prompt_rules,
             baseline_depth=depth,
+            has_folder=has_folder,
         )
         if new_auditor is not None and source == COUNTERS:
             raise ModelError(

@@ -30,6 +30,7 @@ from shadowspec.types.prompt_rules import UNNAMED, PromptRules
 from shadowspec.types.server_facts import Fact, fact_details
 from shadowspec.types.serving_engines import parse_engines
 
+SERVERS_TOKENIZER: Final = "the server's"  # in place of the digest of a folder's tokenizer
 AUTO: Final = "auto"  # a server that reports this chooses by itself, and an operator may say what
 # Servers' fingerprints held every option that there was before options at their defaults were left out.
 FROZEN_OPTIONS: Final = FIRST_OPTIONS.union(FIRST_SUFFIX_OPTIONS, ["draft_confidence_threshold"])
@@ -128,11 +129,13 @@ def fingerprint_server_config(
     max_turns: int = 1,
     prompt_rules: PromptRules = UNNAMED,
     baseline_depth: int = 0,
+    has_folder: bool = True,
 ) -> FingerprintedConfig:
     """The config with everything known of its two servers that its figures depend on; their address is no part of it.
 
     A server's weights have no known digest: their source replaces it, and the draft's name in the configuration for the
-    draft's.  Prompts are rendered by the tokenizer of the target's folder, and by `prompt_rules`.  `max_turns` are
+    draft's.  Prompts are rendered by the tokenizer of the target's folder, and by `prompt_rules`; without a folder
+    (`has_folder`) by the baseline's server.  `max_turns` are
     those of a conversation, where conversations are measured; `baseline_depth` is the number of tokens that the first
     of two deployments drafts.
     """
@@ -140,7 +143,7 @@ def fingerprint_server_config(
     details = {
         "served_model": settings.model,
         "target_root": other.root,
-        "target_tokenizer": tokenizer_digest(Path(config.target)),
+        "target_tokenizer": tokenizer_digest(Path(config.target)) if has_folder else SERVERS_TOKENIZER,
         "baseline_root": identity.root,
         "draft": config.draft or "",
         "baseline_engine": identity.name,

@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 from msgspec.structs import replace
@@ -46,6 +46,7 @@ from shadowspec.types import (
 from shadowspec.types.prompt_rules import PromptRules, TemplateTraits
 
 MAX_REMEMBERED_MATCHES = 1_000  # records' matched fields hardly vary, but for paths with ids in them
+ANY_LENGTH: Final = 2**31  # tokens: no context and no vocabulary is larger
 NO_LABELS: Final[Mapping[str, str]] = {}
 
 MAX_LABEL_CHARACTERS = 64
@@ -74,6 +75,30 @@ class Tokenizer(Protocol):
     ) -> list[int]: ...
 
     def encode(self, text: str) -> list[int]: ...
+
+
+@runtime_checkable
+class BodyRenderer(Protocol):
+    """A tokenizer that renders a chat from the client's whole body, as a server does that is asked for the ids."""
+
+    def render_body(self, body: Mapping[str, Any]) -> list[int]: ...
+
+
+class NoTokenizer:
+    """Takes the place of a tokenizer where only the records are examined: every prompt is one token."""
+
+    context_length = vocabulary_size = ANY_LENGTH
+
+    def traits_of(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateTraits:
+        return TemplateTraits()
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
+        return [0]
+
+    def encode(self, text: str) -> list[int]:
+        return [0]
 
 
 class Reading:
@@ -302,6 +327,8 @@ def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) ->
 def _prompt_token_ids(request: ParsedRequest, rules: PromptRules, tokenizer: Tokenizer) -> tuple[int, ...]:
     if request.prompt_token_ids is not None:
         ids = request.prompt_token_ids
+    elif request.chat is not None and isinstance(tokenizer, BodyRenderer):
+        ids = tuple(tokenizer.render_body(request.chat))
     elif request.is_chat:
         tools = served_tools(request.tools, rules) if request.offers_tools or not rules.hides_refused_tools else None
         messages = served_messages(request.messages, rules, tokenizer.traits_of(tools))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shadowspec.config import load_config
+from shadowspec.store import Store
+from tests.builders.served_models import serve
 from tests.builders.workspace import Workspace, record, write_traffic
 from tests.cli_process import Result
+from tests.servers.fake_llamacpp import FakeLlamaCpp
 from tests.servers.fake_server import FakeServer, running
 
 NUM_RECORDS = 12
@@ -68,3 +74,86 @@ def test_wrong_servers_end_in_one_line_that_names_the_option(attempt: Callable[.
             assert (done.code, words in " ".join(done.err.split())) == (code, True), done.err
         done = attempt(plain.url, speculating.url, flags=("--draft", "."))
     assert (done.code, "--draft is for the engine in this process" in done.err) == (2, True)
+
+
+def chat(number: int, **changes: Any) -> dict[str, Any]:
+    """One mirrored chat, of a session of its own."""
+    messages = [{"role": "user", "content": "abcdefgh"[number % 7 :]}]
+    body = {"model": "m", "messages": messages, "max_tokens": 6, "temperature": 0.0, **changes}
+    return record(number) | {"path": "/v1/chat/completions", "request": body}
+
+
+@pytest.mark.parametrize("kind", [FakeServer, FakeLlamaCpp])
+def test_servers_need_no_folder_of_the_model(workspace: Workspace, kind: type[FakeServer]) -> None:
+    """Of both APIs: texts are tokenized by the plain server; chats are rendered by both."""
+    records = [chat(number) if number % 2 else record(number) for number in range(NUM_RECORDS)]
+    traffic = write_traffic(workspace.folder / "traffic.jsonl", records)
+    plain, speculating = kind(0, tells_cached=True, step_s=0.0), kind(3, tells_cached=True, step_s=0.0)
+    with running(plain, speculating):
+        urls = ("--baseline", plain.url, "--speculative", speculating.url)
+        given = ("try", "--traffic", str(traffic), "--load", "2", *urls)
+        done = workspace.run(*given)
+        again = workspace.run(*given)
+        config = load_config(workspace.folder / "shadowspec-try" / "shadowspec.toml", environment={})
+        doctor = workspace.run("doctor", "--config", str(config.path), "--traffic", str(traffic))
+    assert done.code == 0, done.err
+    assert f"{NUM_RECORDS} requests measured" in done.out
+    assert (again.code, f"{NUM_RECORDS} before" in again.out) == (0, True), again.err
+    said = " ".join(done.err.split())
+    assert "the servers' generation_config.json is not known: set default_sampling, or give the target's folder" in said
+    assert "counts another length" not in said, "nothing was counted here"
+    assert speculating.num_tokenized == 0, "the plain server is asked"
+    (endpoint,) = config.endpoints.values()
+    assert (endpoint.folder, endpoint.target) == (None, "m")
+    with Store.open(config.database_url) as store:
+        assert {run.failure for run in store.runs("m")} == {None}
+        assert {known.details["target_tokenizer"] for known in store.fingerprints().values()} == {"the server's"}
+    assert "abcdefgh" not in done.out + done.err + doctor.out + doctor.err
+    assert f"{NUM_RECORDS} usable requests" in " ".join(doctor.out.split())
+
+
+def test_servers_that_do_not_say_their_tokens_need_the_folder(
+    attempt: Callable[..., Result], workspace: Workspace
+) -> None:
+    plain, speculating = FakeServer(0, tells_tokens=False, step_s=0.0), FakeServer(3, tells_cached=True, step_s=0.0)
+    with running(plain, speculating):
+        urls = ("--baseline", plain.url, "--speculative", speculating.url)
+        done = workspace.run("try", "--traffic", "traffic.jsonl", *urls)
+        assert (done.code, "give the folder of its tokenizer: --target DIR" in " ".join(done.err.split())) == (2, True)
+        assert attempt(plain.url, speculating.url).code == 0, "with the folder nobody is asked"
+    assert plain.num_tokenized == 2, "once for a text, once for a chat"
+    done = workspace.run("try", "--traffic", "traffic.jsonl")
+    assert (done.code, "give --target DIR, or --baseline URL and --speculative URL" in done.err) == (2, True)
+
+
+def test_a_tokenizers_folder_needs_no_weights(
+    attempt: Callable[..., Result], workspace: Workspace, tiny_pair: tuple[Path, Path]
+) -> None:
+    bare = workspace.folder / "tokenizer"
+    shutil.copytree(tiny_pair[0], bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    plain, speculating = FakeServer(0, step_s=0.0), FakeServer(3, tells_cached=True, step_s=0.0)
+    with running(plain, speculating):
+        urls = ("--baseline", plain.url, "--speculative", speculating.url)
+        done = workspace.run("try", "--target", str(bare), "--traffic", "traffic.jsonl", "--load", "2", *urls)
+    assert (done.code, f"{NUM_RECORDS} requests measured" in done.out) == (0, True), done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("worker",), "asks no server for it; set target, its folder"),
+        (("classify", "traffic.jsonl"), "asks no server for it; set target, its folder"),
+        (("profile-server",), "set target, the folder of the tokenizer"),
+    ],
+)
+def test_what_may_not_ask_the_servers_meanwhile_needs_the_folder(
+    workspace: Workspace, command: tuple[str, ...], words: str
+) -> None:
+    serve(workspace, (FakeServer(url="http://127.0.0.1:9"), FakeServer(url="http://127.0.0.2:9")))
+    path = workspace.folder / "shadowspec.toml"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    kafka = '[kafka]\nbootstrap_servers = ["127.0.0.1:9"]\ntopics = ["t"]\n'
+    path.write_text("\n".join([*(line for line in lines if not line.startswith("target =")), kafka]), encoding="utf-8")
+    write_traffic(workspace.folder / "traffic.jsonl", [record(1)])
+    done = workspace.run(*command)
+    assert (done.code, words in " ".join(done.err.split())) == (2, True), done.err

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.servers.fake_server import FakeServer, begin, end, place_logprobs, respond, send_event
+from tests.servers.fake_server import FakeServer, begin, end, place_logprobs, respond, send_event, text_of, tokens_of
 
 
 @dataclass
@@ -19,6 +19,7 @@ class FakeLlamaCpp(FakeServer):
 
     owner: str = "llamacpp"
     version: str = "b1-0c1e570"
+    returns_token_ids: bool = False  # in chats; its own API does
     slots: int = 4
     shows_slots: bool = True
     tells_positions: bool = True  # in /metrics, of what was drafted
@@ -53,6 +54,20 @@ class FakeLlamaCpp(FakeServer):
             await respond(writer, 404, "{}")
         else:
             await super()._look(path, writer)
+
+    async def _tokenize(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """As llama.cpp: a template makes a text of a chat, and the tokenizer ids of a text."""
+        self.num_tokenized += 1
+        if not self.tells_tokens:
+            await respond(writer, 404, "{}")
+        elif path == "/apply-template" and self.refuses_chats:
+            await respond(writer, 500, '{"error": {"code": 500, "message": "hush", "type": "server_error"}}')
+        elif path == "/apply-template":
+            text = "".join(f"{message['role'][0]}{message.get('content') or ''}" for message in body["messages"])
+            await respond(writer, 200, json.dumps({"prompt": text + json.dumps(body.get("tools") or "")}))
+        else:
+            assert body["add_special"] is body["parse_special"] is True
+            await respond(writer, 200, json.dumps({"tokens": tokens_of(body["content"])}))
 
     def _metrics(self) -> str:
         names = {
@@ -102,7 +117,7 @@ class FakeLlamaCpp(FakeServer):
         return [{"id": each, "token": "hush", "bytes": [104], "logprob": every[each]} for each in ranked]
 
     def output(self, body: dict[str, Any]) -> list[int]:
-        return super().output({"prompt": body["prompt"], "max_tokens": body["n_predict"]})
+        return super().output({"prompt": body["prompt"], "max_tokens": body.get("n_predict") or body["max_tokens"]})
 
     def steps(self, body: dict[str, Any]) -> list[tuple[int, int, list[int]]]:
         """Drafted, accepted and emitted of each step, the prefill's first."""
@@ -119,6 +134,14 @@ class FakeLlamaCpp(FakeServer):
         """The events of a good answer; one whose token is hidden is left out."""
         steps = self.steps(body)
         self._count(steps)
+        if body.get("is_chat"):  # of OpenAI's API: no token ids, and no counts of steps
+            texts = [text_of([token]) for _, _, emitted in steps for token in emitted]
+            parts = [{"index": 0, "text": text, "finish_reason": None} for text in texts]
+            parts[-1]["finish_reason"] = "length"
+            usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(texts)}
+            usage |= {"prompt_tokens_details": {"cached_tokens": 0}}  # type: ignore[dict-item]
+            answered = [{"model": self.model, "choices": [part]} for part in parts]
+            return self.chat_events(body, [*answered, {"model": self.model, "choices": [], "usage": usage}])
         found = self.cached_tokens({"prompt": body["prompt"], "cache_salt": ""})  # its cache knows no salts
         self.pages = {
             page: None for page in self.pages if page[1] == tuple(body["prompt"][: len(page[1])])

@@ -19,6 +19,7 @@ from itertools import takewhile
 from typing import Any
 
 STEP_S = 0.001
+TOKENIZING = ("/tokenize", "/apply-template")
 Headers = dict[str, str]
 Behaviour = Callable[["FakeServer", dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 
@@ -60,6 +61,9 @@ class FakeServer:
     reported: Callable[[list[Any]], Any] = list  # what is done to what it tells of them
     scored: list[dict[str, Any]] = field(default_factory=list)  # bodies of requests for prompt_logprobs
     has_template: bool = True  # without one it refuses chats
+    tells_tokens: bool = True  # which it makes of a prompt
+    refuses_chats: bool = False  # its template raises
+    num_tokenized: int = 0
     key: str | None = None  # the bearer token that is wanted
     enforces: bool = True  # what requests restrict its answers to; the fields are those that its version knows
     spoils: int = 0  # so many of the next restricted answers lack their last character, as of a server that masks badly
@@ -99,6 +103,8 @@ class FakeServer:
                     await respond(writer, 307, "", location)
                 elif self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
                     await respond(writer, 401, "{}")
+                elif method == "POST" and path in TOKENIZING:
+                    await self._tokenize(path, json.loads(content), writer)
                 elif method == "POST":
                     await self._complete(self._read(path, json.loads(content)), writer)
                 else:
@@ -183,6 +189,17 @@ class FakeServer:
         }
         shown = ",".join(f'{name}="{value}"' for name, value in {**labels, **self.cache_labels}.items())
         return f"vllm:cache_config_info{{{shown}}} 1.0"
+
+    async def _tokenize(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """As vLLM: the ids of a text, or of a chat as the template renders it."""
+        self.num_tokenized += 1
+        if not self.tells_tokens:
+            await respond(writer, 404, "{}")
+        elif "messages" in body and self.refuses_chats:
+            await respond(writer, 400, '{"error": {"message": "hush"}}')
+        else:
+            ids = self.rendered(body) if "messages" in body else tokens_of(body["prompt"])
+            await respond(writer, 200, json.dumps({"count": len(ids), "max_model_len": 1024, "tokens": ids}))
 
     def _read(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """A body of either API; a chat's prompt is what its template makes of it, under the name of the other's."""
@@ -352,7 +369,12 @@ class FakeServer:
 def rendered(body: dict[str, Any]) -> list[int]:
     """What the fake template makes of a chat: a token of each message's role, and one of each character."""
     texts = [f"{message['role'][0]}{message.get('content') or ''}" for message in body["messages"]]
-    return [2 + ord(character) % 50 for character in "".join(texts) + json.dumps(body.get("tools") or "")]
+    return tokens_of("".join(texts) + json.dumps(body.get("tools") or ""))
+
+
+def tokens_of(text: str) -> list[int]:
+    """What the fake tokenizer makes of a text: a token of each character."""
+    return [2 + ord(character) % 50 for character in text]
 
 
 CHARACTERS = 1_000  # in restricted answers a token is a character: its code point, from here on

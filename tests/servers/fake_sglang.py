@@ -70,7 +70,20 @@ class FakeSglang(FakeServer):
         }
         return json.dumps(info)
 
+    async def _tokenize(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        """Of texts alone."""
+        assert "messages" not in body
+        await super()._tokenize(path, body, writer)
+
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if body.get("is_chat") and not body.get("stream"):
+            assert (body["max_tokens"], "stream_options" in body) == (1, False)
+            choice = {"index": 0, "message": {"role": "assistant", "content": "hush"}, "finish_reason": "length"}
+            if body.get("return_prompt_token_ids") and self.tells_tokens:
+                choice |= {"prompt_token_ids": body["prompt"]}
+            await (respond(writer, 400, "{}") if self.refuses_chats else
+                   respond(writer, 200, json.dumps({"model": self.model, "choices": [choice]})))  # fmt: skip
+            return
         if not body.get("stream"):
             await self._score(body, writer)
             return

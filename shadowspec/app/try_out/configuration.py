@@ -27,9 +27,9 @@ LONGEST_NAME: Final = 64  # characters of an endpoint's name
 class TrialInputs:
     """What a trial is of.  Another value of any field makes another trial."""
 
-    target: Path  # absolute, like all paths here
+    target: Path | None  # absolute, like all paths here; None: only the servers have it
     draft: Path | None
-    traffic: Path
+    traffic: Path | None  # None: of a configuration that is for none
     traffic_digest: str
     served_models: tuple[str, ...]
     serving_engine: str
@@ -44,7 +44,7 @@ class TrialInputs:
             f"# {line}\n"
             for line in (
                 "Written by `shadowspec try`: a trial of one recording.  The same command continues it.",
-                f"target: {self.target}",
+                f"target: {self.target or 'on the servers'}",
                 f"draft: {self.draft or 'none'}",
                 f"traffic: {self.traffic} (sha256 {self.traffic_digest[:16]})",
                 *([] if self.field_map is None else [f"map: {self.field_map}"]),
@@ -79,6 +79,7 @@ def config_text(
     gaps: Sequence[str] = (),
 ) -> str:
     """The configuration of a trial whose results lie in the folder `out` (absolute); `gaps` are the records'."""
+    assert inputs.traffic is not None, "a trial is of a recording"
     database = out / DATABASE
     num_hypotheses = inputs.num_candidates * (slicing.num_slices + 1 if slicing.is_divided else 1)
     cut_note = "" if max_new_tokens is None else (
@@ -109,7 +110,7 @@ def config_text(
         f"timed_positions = {timed_positions}",
         "",
         f"[endpoints.{_key(inputs.endpoint)}]",
-        f"target = {_text(str(inputs.target))}",
+        *_target(inputs),
         f"served_models = [{', '.join(map(_text, inputs.served_models))}]",
         "# Every record; those of other models count as unsupported.",
         "match = {}",
@@ -122,8 +123,11 @@ def config_text(
     return inputs.header + "\n".join(lines) + "\n"
 
 
-def starting_config(inputs: TrialInputs, slicing: Slicing, database: Path, secret: Path) -> str:
-    """A configuration to begin production from, in at most 15 lines; every key that it lacks has its default."""
+def starting_config(inputs: TrialInputs, slicing: Slicing | None, database: Path, secret: Path) -> str:
+    """A configuration to begin production from, in at most 15 lines; every key that it lacks has its default.
+
+    Through servers there are more: each of them has a table.  `slicing` is None where no recording was read.
+    """
     names = inputs.served_models
     lines = (
         "[database]",
@@ -131,16 +135,16 @@ def starting_config(inputs: TrialInputs, slicing: Slicing, database: Path, secre
         "[privacy]",
         f"hash_secret_file = {_text(str(secret))}",
         f"[endpoints.{_key(inputs.endpoint)}]",
-        f"target = {_text(str(inputs.target))}",
+        *_target(inputs),
         f"served_models = [{', '.join(map(_text, names))}]",
         f"match = {{ model = {_text(names[0])} }}" if len(names) == 1 else "match = {}",
-        *((f"slice_by = [{', '.join(map(_text, slicing.slice_by))}]",) if slicing.is_divided else ()),
+        *((f"slice_by = [{', '.join(map(_text, slicing.slice_by))}]",) if slicing and slicing.is_divided else ()),
         f"serving_engine = {_text(inputs.serving_engine)}",
-        "candidates = [",
-        *(f"    {{ {', '.join(_keys_of_candidate(inputs, proposer))} }}," for proposer in inputs.proposers),
-        "]",
     )
-    return "\n".join(lines) + "\n"
+    if inputs.servers is not None:
+        return "\n".join((*lines, *_candidates(inputs))) + "\n"
+    tables = (f"    {{ {', '.join(_keys_of_candidate(inputs, proposer))} }}," for proposer in inputs.proposers)
+    return "\n".join((*lines, "candidates = [", *tables, "]")) + "\n"
 
 
 def write_secret(path: Path) -> None:
@@ -162,6 +166,10 @@ def write_secret(path: Path) -> None:
         file.write(base64.b64encode(os.urandom(SECRET_BYTES)) + b"\n")
 
 
+def _target(inputs: TrialInputs) -> Sequence[str]:
+    return () if inputs.target is None else (f"target = {_text(str(inputs.target))}",)
+
+
 def _candidates(inputs: TrialInputs) -> Sequence[str]:
     """The tables of the candidates, and of the servers where they measure."""
     place, servers = f"endpoints.{_key(inputs.endpoint)}", inputs.servers
@@ -176,7 +184,7 @@ def _candidates(inputs: TrialInputs) -> Sequence[str]:
         f"baseline_url = {_text(servers.baseline_url)}",
         f"model = {_text(servers.model)}",
         f'device = "{UNSTATED}"  # name the hardware: it is part of the fingerprint',
-        f'dtype = "{servers.dtype}"',
+        f'dtype = "{servers.dtype}"' + ("" if servers.has_dtype else "  # stated nowhere: correct it too"),
         *length,
         *(line for candidate in servers.candidates for line in _served_candidate(place, candidate)),
     )

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shadowspec.app.before_loading import load_served_tokenizer
-from shadowspec.app.try_out.configuration import CONFIG, DATABASE, SECRET, TrialInputs, config_text, write_secret
+from shadowspec.app.try_out.configuration import (
+    CONFIG,
+    DATABASE,
+    DEFAULT_LOAD,
+    SECRET,
+    TrialInputs,
+    config_text,
+    write_secret,
+)
 from shadowspec.app.try_out.sample import Sample, read_sample, served_models
 from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
 from shadowspec.app.try_out.trial_servers import look_at_servers
@@ -22,6 +30,7 @@ from shadowspec.model_folder import TargetTokenizer, require_model_folder
 from shadowspec.servers.engines import prompt_rules_of
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.formats import FieldMap, MessageFormat
+from shadowspec.tap.reading import NoTokenizer, Tokenizer
 from shadowspec.text import write_whole
 from shadowspec.types import SamplingRegime
 
@@ -65,7 +74,7 @@ class PreparedTrial:
 
 
 def prepare(
-    target: Path,
+    target: Path | None,
     traffic: str,
     draft: Path | None,
     out: Path,
@@ -79,7 +88,7 @@ def prepare(
     """Check every input, infer the configuration and write it with a secret; one that is there is taken up.
 
     `servers` are the URLs of a plain server and of speculative ones, through which the trial is measured; they name the
-    serving engine themselves.
+    serving engine themselves, and need no `target`.
 
     Raises:
         ServerError: a server cannot be reached, or gives no usable answer.
@@ -95,10 +104,10 @@ def prepare(
         serving_engine=serving_engine or "",
         concurrency=concurrency,
         field_map=field_map,
+        needs_weights=servers is None,
     )
     if servers is not None:
-        served = look_at_servers(*servers, target, models[0] if models else None)
-        inputs = replace(inputs, serving_engine=serving_engine or served.engine, servers=served)
+        inputs = _with_servers(inputs, *servers, models, serving_engine)
     out = out.resolve()
     is_taken_up = _is_taken_up(inputs, out)
     survey = survey_inputs(inputs, sample)
@@ -117,7 +126,7 @@ def prepare(
 
 
 def infer_inputs(
-    target: Path,
+    target: Path | None,
     traffic: str,
     draft: Path | None,
     *,
@@ -125,23 +134,27 @@ def infer_inputs(
     serving_engine: str,
     concurrency: int,
     field_map: FieldMap | None = None,
+    needs_weights: bool = True,
 ) -> tuple[TrialInputs, Sample, Counter[str]]:
     """Check folders and traffic, and infer the names under which the target is served; the counts are of other models.
+
+    Through servers the target's folder holds a tokenizer (`needs_weights` is False), or there is none.
 
     Raises:
         UsageError: options contradict each other.
         InputError: a file or folder cannot be read or used.
         NoDataError: the traffic holds no record.
     """
-    require_model_folder(f"--target {target}", target)
+    if target is not None:
+        require_model_folder(f"--target {target}", target, needs_weights=needs_weights)
     if draft is not None:
         require_model_folder(f"--draft {draft}", draft)
-        if draft.resolve() == target.resolve():
+        if target is not None and draft.resolve() == target.resolve():
             raise UsageError(f"--draft {draft}: is the target; give a smaller model, or leave it out")
     sample = read_sample(traffic, field_map or MessageFormat.AUTO)
     served = served_models(sample, models)
     inputs = TrialInputs(
-        target=target.resolve(),
+        target=None if target is None else target.resolve(),
         draft=None if draft is None else draft.resolve(),
         traffic=Path(traffic).resolve(),
         traffic_digest=sample.digest,
@@ -151,6 +164,48 @@ def infer_inputs(
         field_map=field_map,
     )
     return inputs, sample, served.others
+
+
+def infer_served(
+    baseline: str,
+    speculative: Sequence[str],
+    target: Path | None,
+    traffic: str | None,
+    models: Sequence[str],
+    serving_engine: str | None,
+) -> tuple[TrialInputs, Sample | None, Counter[str]]:
+    """The inputs of a configuration by what servers say of themselves, and by a recording if there is one.
+
+    Raises:
+        UsageError, InputError, NoDataError: as `infer_inputs`.
+        ServerError, ModelError: as `look_at_servers`.
+    """
+    sample, others = None, Counter[str]()
+    if traffic is not None:
+        inputs, sample, others = infer_inputs(
+            target,
+            traffic,
+            None,
+            models=models,
+            serving_engine="",
+            concurrency=DEFAULT_LOAD,
+            needs_weights=False,
+        )
+    else:
+        if target is not None:
+            require_model_folder(f"--target {target}", target, needs_weights=False)
+        folder = None if target is None else target.resolve()
+        inputs = TrialInputs(folder, None, None, "", tuple(models), "", DEFAULT_LOAD)
+    return _with_servers(inputs, baseline, speculative, models, serving_engine), sample, others
+
+
+def _with_servers(
+    inputs: TrialInputs, baseline: str, speculative: Sequence[str], models: Sequence[str], serving_engine: str | None
+) -> TrialInputs:
+    """The inputs with what the servers say of themselves; `serving_engine` is as it was given, if it was."""
+    served = look_at_servers(baseline, speculative, inputs.target, models[0] if models else None)
+    names = inputs.served_models or (served.model,)
+    return replace(inputs, served_models=names, serving_engine=serving_engine or served.engine, servers=served)
 
 
 def write_config(
@@ -197,6 +252,7 @@ def _is_taken_up(inputs: TrialInputs, out: Path) -> bool:
 
 def _model_tokenizer(inputs: TrialInputs) -> TargetTokenizer:
     """The target's tokenizer, where this process measures: its draft has the same one."""
+    assert inputs.target is not None, "this process measures folders"
     from shadowspec.engine.models import refuse_unmeasurable
     from shadowspec.engine.tokenizer import FolderTokenizer, check_tokenizers, load_tokenizer
     from shadowspec.engine.tokenizer import load_config as load_model_config
@@ -218,7 +274,13 @@ def survey_inputs(inputs: TrialInputs, sample: Sample) -> Survey:
         ModelError: the target cannot be measured, or the draft cannot draft for it.
         NoDataError: no request can be measured.
     """
-    tokenizer = load_served_tokenizer(str(inputs.target)) if inputs.servers is not None else _model_tokenizer(inputs)
+    tokenizer: Tokenizer
+    if inputs.servers is None:
+        tokenizer = _model_tokenizer(inputs)
+    elif inputs.target is None:
+        tokenizer = NoTokenizer()  # the server is asked where requests are measured: here it would take a minute
+    else:
+        tokenizer = load_served_tokenizer(str(inputs.target))
     rule = EndpointRule(
         name=inputs.endpoint,
         served_models=inputs.served_models,

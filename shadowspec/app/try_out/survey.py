@@ -17,7 +17,7 @@ from shadowspec.metrics import ratio
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.parameters import REMEDIES
-from shadowspec.tap.reading import Reader, Reading, Tokenizer
+from shadowspec.tap.reading import NoTokenizer, Reader, Reading, Tokenizer
 from shadowspec.tap.routing import NO_HINTS
 from shadowspec.text import percent, plain_text, plural
 from shadowspec.types import OUTPUT_CONSTRAINT, FunnelCounter, format_slice_key
@@ -163,7 +163,8 @@ def survey_endpoints(
         request = UsableRequest(reading.labels, _num_output_tokens(reading), len(reading.prompt_token_ids))
         sessions[reading.rule.name][reading.unit_key].append(request)
         times[reading.rule.name].append(reading.event_time)
-        if (served := reading.num_served_tokens) is not None:
+        is_counted = not isinstance(tokenizers[reading.rule.name], NoTokenizer)
+        if (served := reading.num_served_tokens) is not None and is_counted:
             compared[reading.rule.name] += 1
             differing[reading.rule.name] += served != len(reading.prompt_token_ids)
     surveys = {

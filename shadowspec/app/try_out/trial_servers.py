@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -12,6 +13,7 @@ from shadowspec.model_folder import read_object
 from shadowspec.servers.engines import configured_name
 from shadowspec.servers.identity import served_names
 from shadowspec.servers.probing import Probe, probe_servers
+from shadowspec.servers.served_tokenizer import connect_tokenizer
 from shadowspec.servers.server_settings import ServerSettings, SpeculativeServer
 from shadowspec.types.served_methods import METHOD_KEYS, setting
 
@@ -44,6 +46,7 @@ class TrialServers:
     dtype: str
     max_model_len: int | None
     candidates: tuple[TrialCandidate, ...]
+    has_dtype: bool = True  # whether the target's folder states it; no server does
 
     @property
     def text(self) -> str:
@@ -52,38 +55,42 @@ class TrialServers:
         return ", ".join((f"{self.engine} {self.baseline_url}", *found))
 
 
-def look_at_servers(baseline: str, speculative: Sequence[str], target: Path, model: str | None) -> TrialServers:
+def look_at_servers(baseline: str, speculative: Sequence[str], target: Path | None, model: str | None) -> TrialServers:
     """What the servers of a trial say of themselves; each is sent one tiny request.
 
-    `target` is the folder of the tokenizer, and `model` the name under which they serve it; None: their first one.
+    `target` is the folder of the tokenizer (None: the plain server tokenizes), and `model` the name under which they
+    serve it; None: their first one.
 
     Raises:
         UsageError: a URL is no root of a server, or one is given twice.
         ServerError: a server cannot be reached, or gives no usable answer.
-        ModelError: the baseline speculates, or another one does not.
+        ModelError: the baseline speculates, or another one does not; or there is no folder, and the baseline does not
+            say which tokens it makes of a prompt.
     """
     urls = [_root("baseline", baseline), *(_root("speculative", url) for url in speculative)]
     if twice := [url for place, url in enumerate(urls) if url in urls[:place]]:
         raise UsageError(f"{twice[0]}: is given twice; start a server for each of --baseline and --speculative")
     served = model or served_names(urls[0])[0]
     placed = tuple(SpeculativeServer(f"{place}", url) for place, url in enumerate(urls[1:], 1))
-    stated = read_object(f"--target {target}", target / "config.json") or {}
-    dtype = str(stated.get("dtype") or stated.get("torch_dtype"))
-    settings = ServerSettings(
-        urls[0], served, UNSTATED, DTYPES.get(dtype, "bfloat16"), speculative=placed, score_logprobs=0
-    )
+    stated = {} if target is None else read_object(f"--target {target}", target / "config.json") or {}
+    dtype = DTYPES.get(str(stated.get("dtype") or stated.get("torch_dtype")))
+    settings = ServerSettings(urls[0], served, UNSTATED, dtype or "bfloat16", speculative=placed, score_logprobs=0)
     plain, probes = probe_servers(settings, [server.candidate for server in placed])
     if plain.num_speculative_tokens:
         raise ModelError(
             f"--baseline {urls[0]}: it speculates ({plain.num_speculative_tokens} tokens); name a server of the same "
             "model without speculation"
         )
+    if target is None:
+        with closing(connect_tokenizer(settings)):  # it says now what it lacks, and not after the first look at records
+            pass
     candidates: list[TrialCandidate] = []
     for server, probe in zip(placed, probes, strict=True):
         candidates.append(_candidate(server.url, probe, [candidate.name for candidate in candidates]))
     lengths = [length for probe in (plain, *probes) if (length := probe.identity.max_model_len) is not None]
     engine = configured_name(plain.identity.engine)
-    return TrialServers(urls[0], served, engine, settings.dtype, min(lengths, default=None), tuple(candidates))
+    length = min(lengths, default=None)
+    return TrialServers(urls[0], served, engine, settings.dtype, length, tuple(candidates), has_dtype=dtype is not None)
 
 
 def _candidate(url: str, probe: Probe, names: Sequence[str]) -> TrialCandidate:

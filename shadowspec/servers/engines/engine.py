@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Protocol
@@ -32,6 +32,10 @@ UNKNOWN: Final = "unknown"
 # Sampling parameters of a generation_config.json that engines take as defaults.
 GENERATION_DEFAULTS: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 BATCH_SIZE_1: Final = "speculation is off at batch size 1, which cannot be expressed: exported as off"
+
+
+# The JSON object that a server answers to one at a path; None where there is no such path.
+Ask = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 
 
 class ServerPages(Protocol):
@@ -152,6 +156,18 @@ class ServingEngine(ABC):
         if not isinstance(logprobs, list) or len(logprobs) != len(token_ids):
             return [None] * (len(token_ids) - start)
         return [_logprobs_of(place) for place in logprobs[start:]]
+
+    def chat_ids(self, ask: Ask, body: Mapping[str, Any], model: str) -> Sequence[int] | None:
+        """The token ids that a server makes of a chat's body, as it says itself; None where it does not.
+
+        Raises:
+            ServerError: it cannot be reached, or refuses the chat.
+        """
+        return None
+
+    def text_ids(self, ask: Ask, text: str, model: str) -> Sequence[int] | None:
+        """The same of a text, special tokens included."""
+        return None
 
     # What a server reports of itself.
 
@@ -305,6 +321,12 @@ def document_of(server: ServerPages, text: str | None, path: str) -> Mapping[str
     if not isinstance(document, dict):
         raise ServerError(server.name, "garbage", f"{path} is not an object")
     return document
+
+
+def listed_ids(answer: Mapping[str, Any] | None, name: str = "tokens") -> Sequence[int] | None:
+    """The token ids under a name of an answer; None without any."""
+    ids = None if answer is None else answer.get(name)
+    return ids if isinstance(ids, list) else None
 
 
 def max_model_len_of(entry: Mapping[str, Any]) -> int | None:

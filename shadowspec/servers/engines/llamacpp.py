@@ -37,11 +37,13 @@ from typing import Any, ClassVar, Final
 from shadowspec.servers.draft_trace import UntraceableError, read_steps
 from shadowspec.servers.engines.engine import (
     UNKNOWN,
+    Ask,
     ReportedDrafts,
     ServerIdentity,
     ServerPages,
     ServingEngine,
     document_of,
+    listed_ids,
 )
 from shadowspec.servers.engines.export_parts import (
     DepthSchedule,
@@ -191,6 +193,15 @@ class LlamaCpp(ServingEngine):
             "constraint": constraint is not None and constraint.form not in FORMS,
         }
         return next((name for name, is_asked in asked.items() if is_asked), None)
+
+    def chat_ids(self, ask: Ask, body: Mapping[str, Any], model: str) -> Sequence[int] | None:
+        rendered = ask("apply-template", body)
+        prompt = None if rendered is None else rendered.get("prompt")
+        return self.text_ids(ask, prompt, model) if isinstance(prompt, str) else None
+
+    def text_ids(self, ask: Ask, text: str, model: str) -> Sequence[int] | None:
+        """As /completion and chats read a text: with the special tokens in it, and those that the model adds."""
+        return listed_ids(ask("tokenize", {"content": text, "add_special": True, "parse_special": True}))
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """The body of /completion, streamed, with every parameter spelled out that the server could choose itself.

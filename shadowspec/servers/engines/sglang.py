@@ -28,12 +28,14 @@ from typing import Any, ClassVar, Final
 from shadowspec.servers.engines.engine import (
     GENERATION_DEFAULTS,
     UNKNOWN,
+    Ask,
     Lack,
     ReportedDrafts,
     ServerIdentity,
     ServerPages,
     ServingEngine,
     document_of,
+    listed_ids,
     max_model_len_of,
 )
 from shadowspec.servers.engines.export_parts import (
@@ -78,6 +80,7 @@ from shadowspec.types.server_facts import FactName
 # `speculative_num_draft_tokens` is the verified window, which begins with the last token (`_handle_dflash`,
 # `_handle_dspark`).  All draft as many tokens in every step.
 CHAINS: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP")
+STREAMED: Final = frozenset({"stream", "stream_options", "max_tokens", "n", "logprobs", "top_logprobs"})
 BLOCKS: Final = ("DFLASH", "DSPARK")
 # Why the counts of the others are not ours.
 UNCOUNTED: Final[Mapping[str, str]] = {
@@ -211,6 +214,18 @@ class Sglang(ServingEngine):
     beside_suffix = ".adaptive.json"
     generation_defaults = GENERATION_DEFAULTS  # with its `--sampling-defaults model`, which is the default
     path = "generate"
+
+    def chat_ids(self, ask: Ask, body: Mapping[str, Any], model: str) -> Sequence[int] | None:
+        """Of an answer of one token: SGLang tells them there since 0.5.13, and renders no chat without answering it."""
+        asked = {name: value for name, value in body.items() if name not in STREAMED}
+        own = {"model": model, "max_completion_tokens": 1, "stream": False, "return_prompt_token_ids": True}
+        answer = ask("v1/chat/completions", asked | own)
+        choices = None if answer is None else answer.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        return listed_ids(choice if isinstance(choice, dict) else None, "prompt_token_ids")
+
+    def text_ids(self, ask: Ask, text: str, model: str) -> Sequence[int] | None:
+        return listed_ids(ask("tokenize", {"model": model, "prompt": text}))
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """The body of /generate, streamed, with every sampling parameter spelled out.

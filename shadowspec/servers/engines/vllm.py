@@ -39,11 +39,13 @@ from typing import Any, ClassVar, Final
 
 from shadowspec.servers.engines.engine import (
     GENERATION_DEFAULTS,
+    Ask,
     Lack,
     ReportedDrafts,
     ServerIdentity,
     ServerPages,
     ServingEngine,
+    listed_ids,
 )
 from shadowspec.servers.engines.export_parts import (
     BatchRange,
@@ -85,6 +87,8 @@ from shadowspec.types.served_methods import plain_method
 from shadowspec.types.server_facts import FactName
 
 STRUCTURED_SINCE: Final = (0, 11)  # the first version whose requests know `structured_outputs`; before: `guided_*`
+# Of a chat's body what /tokenize reads.
+RENDERED: Final = ("messages", "tools", "chat_template_kwargs", "documents", "continue_final_message")
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
 CACHE_CONFIG: Final = "vllm:cache_config_info"  # one sample for each engine core of a server
 SIZING: Final = ("gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes")
@@ -196,6 +200,13 @@ class Vllm(ServingEngine):
         numbers = re.match(r"(\d+)\.(\d+)", self.version)
         is_old = numbers is not None and (int(numbers[1]), int(numbers[2])) < STRUCTURED_SINCE
         return body | (guided_fields(request.constraint) if is_old else structured_fields(request.constraint))
+
+    def chat_ids(self, ask: Ask, body: Mapping[str, Any], model: str) -> Sequence[int] | None:
+        asked = {name: body[name] for name in RENDERED if name in body}
+        return listed_ids(ask("tokenize", {"model": model, **asked}))
+
+    def text_ids(self, ask: Ask, text: str, model: str) -> Sequence[int] | None:
+        return listed_ids(ask("tokenize", {"model": model, "prompt": text}))
 
     async def identify(self, server: ServerPages, entry: Mapping[str, Any]) -> ServerIdentity:
         """As any server of OpenAI's API, with the facts that vLLM's pages report."""
