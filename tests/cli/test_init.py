@@ -12,6 +12,7 @@ import pytest
 from shadowspec.config import load_config
 from shadowspec.store import Store
 from tests.builders.workspace import Workspace, record, write_traffic
+from tests.servers.fake_server import FakeServer, running
 
 MOST_LINES = 15
 
@@ -104,3 +105,41 @@ def test_a_recording_of_another_endpoint_is_wrong(workspace: Workspace) -> None:
     gone = workspace.run("doctor", "--traffic", "gone.jsonl")
     assert gone.code == 2
     assert "gone.jsonl" in gone.out
+
+
+@pytest.mark.parametrize("has_traffic", [False, True])
+def test_servers_give_a_short_configuration_that_works(workspace: Workspace, recording: str, has_traffic: bool) -> None:
+    plain, *others = servers = [FakeServer(depth, tells_cached=True, step_s=0.0) for depth in (0, 2, 3)]
+    traffic = ("--traffic", recording) if has_traffic else ()
+    with running(*servers):
+        urls = ("--baseline", plain.url, *(f"--speculative={server.url}" for server in others))
+        done = workspace.run("init", "new/shadowspec.toml", *urls, *traffic)
+        assert done.code == 0, done.err
+        checked = workspace.run("doctor", "--config", "new/shadowspec.toml", *traffic)
+        measured = workspace.run("run", "--config", "new/shadowspec.toml", recording, "--json")
+    assert checked.code == 0, checked.out
+    assert (measured.code, measured.document["requests_measured"] > 0) == (0, True), measured.err
+    assert "serving_engine: vllm, measured on it" in done.err
+    endpoint = load_config(workspace.folder / "new" / "shadowspec.toml", environment={}).endpoints["m"]
+    assert (endpoint.folder, endpoint.policy.serving_engine) == (None, "vllm")
+    assert [each.num_speculative_tokens for each in endpoint.candidates] == [2, 3]
+    assert endpoint.servers is not None
+    assert endpoint.servers.roots == tuple(server.url.rstrip("/") for server in servers)
+    assert not endpoint.policy.recording_only
+    assert ("other models in the file, left out: other" in done.err) == has_traffic
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--baseline", "http://h:1"), "give --speculative URL too"),
+        (("--speculative", "http://h:1"), "give --baseline URL too"),
+        (("--baseline", "http://h:1", "--speculative", "http://h:2", "--full"), "--full: leave it out"),
+        (("--baseline", "http://h:1", "--speculative", "http://h:2", "--server", "http://h:1"), "--server: leave it"),
+        (("--baseline", "http://h:1", "--speculative", "http://h:2", "--draft", "."), "--draft is for the engine in"),
+    ],
+)
+def test_options_that_contradict_servers_are_named(workspace: Workspace, given: tuple[str, ...], words: str) -> None:
+    done = workspace.run("init", "new.toml", *given)
+    assert (done.code, words in " ".join(done.err.split())) == (2, True), done.err
+    assert not (workspace.folder / "new.toml").exists()
