@@ -31,7 +31,7 @@ TEST_TITLE: Final[Mapping[str, str]] = {
     "structured_validity": "Valid structured output, difference",
     "score": "Score, difference",
     "task_score": "Task sets' score, difference",
-    ACCEPTANCE_KEPT: "Acceptance kept, difference",
+    ACCEPTANCE_KEPT: "Acceptance retained, difference",
     "p95": "p95 end to end, speculative over baseline",
     "p99": "p99 end to end, speculative over baseline",
 }
