@@ -16,6 +16,7 @@ from shadowspec.app.try_out.sample import read_sample, served_models
 from shadowspec.app.try_out.survey import NO_SLICES, SLICE_SESSIONS, Slicing, Survey, UsableRequest
 from shadowspec.config import load_config
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.gate.verdict.figure_texts import title_of_test
 from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
 from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
@@ -127,13 +128,13 @@ def test_the_configuration_parses_and_shares_the_level_among_what_is_measured(
 def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
     policy = GatePolicy(window_s=0.0, max_hypotheses=2, recording_only=True)
     enabled = look(evidence_of(draw_runs(400)), policy)
-    span = "evidence from 1 day, 7 needed"
+    span = "evidence from 1 of the 7 days needed"
     assert needed_for_promotion(enabled, policy) == [span]
     held = look(evidence_of(draw_runs(24)), policy)
-    names = [test.name for test in held.tests if test.is_required and test.outcome == "open"]
+    names = [title_of_test(test.name) for test in held.tests if test.is_required and test.outcome == "open"]
     assert len(names) > 1
     assert needed_for_promotion(held, policy) == [
-        "evidence from 1 day, 7 needed",
+        "evidence from 1 of the 7 days needed",
         f"{plural(len(names), 'open test')} ({', '.join(names)}): "
         f"about {held.clusters_needed} more sessions (2.7 minutes of this traffic)",
     ]

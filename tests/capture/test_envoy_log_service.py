@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable
 
@@ -110,4 +109,4 @@ def test_an_address_in_use_is_named() -> None:
         finally:
             await server.stop(None)
 
-    asyncio.run(take_twice())
+    run_async(take_twice())

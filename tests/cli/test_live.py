@@ -117,7 +117,7 @@ def read(shell: Shell) -> dict[str, Any]:
 @pytest.mark.integration
 def test_production_s_load_weighs_the_loads_of_the_evidence(shell: Shell, production: Production) -> None:
     """Read by `live`, said by check, report and gate: 2, 4 and 40 requests at once, of which 4 were measured."""
-    assert "Production's load is not measured" in shell("check", "-e", "chat").out
+    assert "Production's load is not measured" in shell("check", "-e", "chat", "--verbose").out
     for running in (1, 0, 2, 4, 40):  # the first reading begins the counting
         production.running, production.waiting, production.kv_use = running, running // 2, running / 50
         production.preemptions = int(running > 10)

@@ -108,7 +108,7 @@ def test_servers_are_tried_measured_judged_and_reported(served: Workspace, tiny_
     ended = run_commands(served, *(command for command, _ in every.values()), ["check", "--endpoint", "letters"])
     for (name, (_, words)), (code, said) in zip(every.items(), ended[:-1], strict=True):
         assert (code, words in said) == (0, True), (name, said)
-    assert (ended[-1][0], "HOLD, speedup" in ended[-1][1]) == (4, True), "its evidence is old"
+    assert (ended[-1][0], "Stale: the newest evidence is" in ended[-1][1]) == (4, True), "its evidence is old"
 
 
 def test_a_worker_measures_through_servers(served: Workspace) -> None:

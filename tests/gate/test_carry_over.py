@@ -109,7 +109,7 @@ def test_a_speedup_that_the_order_explains_holds_and_names_the_remedy() -> None:
     assert result(decision, "speedup").outcome == "pass"
     assert (decision.verdict, decision.reason_code) == (Verdict.HOLD, "carry_over")
     assert "pause_s" in decision.reason
-    assert "limit 1.0%" in decision.reason
+    assert "the limit is 1.0%" in decision.reason
     assert look(seen(ordered(300, noise=0.05)), replace(POLICY, max_carry_over=0.5)).reason_code != "carry_over"
 
 

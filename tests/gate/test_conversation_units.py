@@ -81,7 +81,7 @@ def test_reasons_name_the_mode_and_stay_as_they_are_while_the_verdict_does(is_on
     slow = evidence_of(*(conversation_block(number, 16, log_speedup=-0.5) for number in range(200)))
     decision = decide(hypothesis, slow, POLICY, trial=trial, has_entered=True, previous=None, now=START)
     assert decision.verdict is Verdict.DISABLE
-    assert decision.reason.endswith("; measured with the prefix cache on, whole conversations") is is_on
+    assert decision.reason.endswith(" It was measured with the prefix cache on, whole conversations.") is is_on
     again = decide(hypothesis, slow, POLICY, trial=trial, has_entered=True, previous=decision, now=START)
     assert again.reason == decision.reason
 

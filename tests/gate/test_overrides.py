@@ -40,7 +40,8 @@ def test_the_forced_verdict_replaces_the_gates_and_says_who_and_why(before: Verd
         assert forced == decided(before), "an order that would weaken has no effect"
         return
     assert (forced.verdict, forced.reason_code) == (verdict, "override")
-    assert forced.reason == "override 7 by ada: it answers nonsense"
+    assert forced.reason.startswith("Override 7 by ada")
+    assert "it answers nonsense" in forced.reason
     assert forced.override.verdict == before
     assert forced.override.reason == "not yet"
     assert forced.override.override_id == 7

@@ -246,7 +246,7 @@ def test_sql_is_refused_where_nothing_reads_it(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigError, match="knows no dialect 'klingon'"):
         require_sql("klingon")
     monkeypatch.setitem(sys.modules, "sqlglot", None)
-    with pytest.raises(ConfigError, match=r"pip install '\.\[sql\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'shadowspec\[sql\]'"):
         require_sql(None)
 
 

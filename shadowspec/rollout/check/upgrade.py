@@ -86,7 +86,7 @@ def upgrade_decisions(
 
 def upgrade_remarks(config: FingerprintedConfig) -> tuple[str, ...]:
     """Both deployments, and the facts in which they differ."""
-    engines = f"{config.details.get('baseline_engine', 'unknown')} serves, {config.engine} may replace it"
+    engines = f"now {config.details.get('baseline_engine', 'unknown')} serves, and {config.engine} may replace it"
     facts = ", ".join(difference.text for difference in differing_facts(config.details))
     return (engines, *([f"the deployments differ in {facts}"] if facts else []))
 
