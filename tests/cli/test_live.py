@@ -142,7 +142,7 @@ def test_production_s_load_weighs_the_loads_of_the_evidence(shell: Shell, produc
     )
     assert memory in shell("report", "--format", "md").out.replace("\\", "")
     said = "to cover the rest, add load 40 to endpoints.chat.loads"
-    assert said in (checked := shell("check", "-e", "chat").out)
+    assert said in (checked := shell("check", "-e", "chat", "--verbose").out)
     assert memory in checked
     assert said in shell("report", "--format", "md").out
     shell("report", "--out", "report.html")
