@@ -32,7 +32,15 @@ from shadowspec.types.served_methods import (
 )
 from shadowspec.types.server_facts import FACT, FACTS, Fact, differing_facts, fact_details
 
-TINY: Final = ServerRequest((5, 6, 7, 8) * 4, SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True), 0)
+# Tokens that begin again: lookup of up to 16 of them finds one place, which 64 others follow, if the answer goes on as
+# there.  llama.cpp shows the depth of a lookup once it has drafted something.
+TINY: Final = ServerRequest(
+    (*range(5, 85), *range(5, 21)),
+    SamplingParameters(temperature=0.0, max_tokens=24, ignore_eos=True),
+    0,
+    only_token=21,
+)
+NUM_SCORED: Final = 16  # of its tokens: some engines take a request for each
 # A template renders it, and the log probabilities of a few tokens say nothing: only whether it is answered counts.
 TINY_CHAT: Final = ServerRequest(
     (),
@@ -85,14 +93,14 @@ async def probe(client: ServerClient, model: str, score_logprobs: int = 0, *, as
     identity = await identify(client, model)
     engine = engine_of(identity.engine, identity.version)
     client = client.speaking_to(engine)
-    answer = await client.complete(TINY, "probe")
+    answer, scored = await client.complete(TINY, "probe"), TINY.prompt_token_ids[:NUM_SCORED]
     return Probe(
         identity,
         await engine.drafts_of(client, identity, answer, model),
         returns_token_ids=answer.token_ids is not None,
         reports_queue=answer.queue_ms is not None,
         reports_cached=answer.cached_tokens is not None,
-        scores_outputs=await can_score(client, TINY.prompt_token_ids, score_logprobs) if score_logprobs else None,
+        scores_outputs=await can_score(client, scored, score_logprobs) if score_logprobs else None,
         kv_capacity=await read_capacity(client, identity),
         chat_fault=await _chat_fault(client) if asks_chat else None,
     )

@@ -25,7 +25,8 @@ class ServerRequest:
     """A request to both servers.
 
     `keeps_special_tokens`: the text includes them, as some models mark tool calls by them.  `chat` is the client's
-    body, which is sent in place of the token ids; these are then the prompt as it is rendered here.
+    body, which is sent in place of the token ids; these are then the prompt as it is rendered here.  `only_token` is
+    the one of which an answer consists, where the engine can be asked for that.
     """
 
     prompt_token_ids: tuple[int, ...] = field(repr=False)
@@ -36,6 +37,7 @@ class ServerRequest:
     constraint: OutputConstraint | None = None
     uses_cache: bool = False  # whether it may be answered from a prefix cache that knows no salts
     chat: bytes | None = field(default=None, repr=False)
+    only_token: int | None = None
 
     @property
     def is_adjusted(self) -> bool:

@@ -17,7 +17,7 @@ from shadowspec.servers.identity import engine_name
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.last_step import VerifyStep
 from shadowspec.servers.measure_servers import ServerEngine
-from shadowspec.servers.probing import probe_both, remarks, slot_remarks
+from shadowspec.servers.probing import TINY, probe_both, remarks, slot_remarks
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_profile import ServerGrid, profile_servers
 from shadowspec.servers.stream import ServerError
@@ -340,6 +340,23 @@ def test_the_longest_draft_is_what_a_server_shows_of_it(
     metrics: str | None, progress: list[list[int]] | None, slots: str | None, longest: int | None
 ) -> None:
     assert longest_draft(metrics, progress, slots) == longest
+
+
+def looked_up(history: list[int], size: int, depth: int) -> list[int]:
+    """What llama.cpp copies: after the latest occurrence of the last tokens that at least as many others follow."""
+    last = history[-size:]
+    places = [place for place in range(len(history) - 2 * size) if history[place : place + size] == last]
+    return history[places[-1] + size :][:depth] if places else []
+
+
+@pytest.mark.parametrize(("size", "depth"), [(1, 1), (3, 4), (12, 48), (16, 64)])
+def test_a_probe_makes_a_lookup_of_any_usual_size_draft(servers: Servers, size: int, depth: int) -> None:
+    probe_both(settings(servers))
+    body = servers[1].bodies[0]
+    ((token, bias),) = body["logit_bias"]
+    assert bias > 100.0, "no model gives another token"
+    assert len(looked_up([*body["prompt"], token], size, depth)) == depth
+    assert body["prompt"] == list(TINY.prompt_token_ids)
 
 
 # Steps, from counts of emitted, drafted and accepted tokens.

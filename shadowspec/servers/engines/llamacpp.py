@@ -74,6 +74,7 @@ from shadowspec.types.served_methods import plain_key
 
 SEEDS: Final = 2**32 - 1  # the number after these means "draw one"
 SAMPLERS: Final = ("penalties", "temperature", "min_p", "top_k", "top_p")  # in the order of shadowspec.engine.sampling
+CERTAIN: Final = 1_000.0  # added to the logit of a token that must come
 END_TOKEN: Final = "eos"  # noqa: S105 - why an answer ended
 _ENDS: Final = {END_TOKEN: "stop", "word": "stop", "limit": LENGTH}
 # It reads another language of grammars, and knows no regular expressions and no structural tags.
@@ -226,7 +227,7 @@ class LlamaCpp(ServingEngine):
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "mirostat": 0,
-            "logit_bias": [],
+            "logit_bias": [] if request.only_token is None else [[request.only_token, CERTAIN]],
             "ignore_eos": sampling.ignore_eos,
             "stop": list(sampling.stop),
             "seed": request.seed % SEEDS,
