@@ -28,6 +28,7 @@ from shadowspec.tap.admission import Admission
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.load_trace import ArrivalTimes
 from shadowspec.tap.reading import Tokenizer
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
 from shadowspec.text import plural
@@ -219,6 +220,7 @@ def new_pipeline(
         message_format=config.file_format,
         dead_letters=unreadable,
         keeps_messages=False,  # of a file none is poisoned, and it is there to be read again
+        arrivals=None if config.given_arrivals is None else ArrivalTimes(config.given_arrivals),
     )
 
 

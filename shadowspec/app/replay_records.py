@@ -18,6 +18,7 @@ from shadowspec.engine.replay.replayer import Replayed
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import RecordError
 from shadowspec.tap.hashing import KeyedHash
+from shadowspec.tap.load_trace import ArrivalTimes
 from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.types import ExpectedCounts, FunnelKey, RecordKey, ReplayedRecord, SpeculationConfig, parse_slice_key
 
@@ -70,6 +71,7 @@ class ReplayedTraffic:
     refusals: dict[str, str] = field(default_factory=dict)  # the first message of each reason that replay itself gave
     num_replayed: int = 0
     num_near_ties: int = 0
+    notes: Sequence[str] = ()  # what follows from times that are not the records'
 
 
 def replay_files(
@@ -99,6 +101,7 @@ def replay_files(
         }
     run = _Run(endpoints, asked.depths, on_outcome, on_replayed)
     rules = [endpoint.rule for endpoint in config.endpoints.values()]
+    arrivals = None if config.given_arrivals is None else ArrivalTimes(config.given_arrivals)
     for path in paths:
         if max_requests is not None and run.done.num_replayed >= max_requests:
             break
@@ -109,8 +112,11 @@ def replay_files(
             KeyedHash(secret),
             format=config.file_format,
             takes_untimed=on_replayed is None,
+            arrivals=arrivals,
         )
         run.read(path, reader, max_requests)
+    if arrivals is not None:
+        run.done.notes = arrivals.trace.consequences(arrivals.num_given)
     return run.done
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
+from shadowspec.app.progress_bar import notes
 from shadowspec.errors import UsageError
 from shadowspec.tap.formats import FieldMap
+from shadowspec.tap.load_trace import LoadTrace, read_trace
+from shadowspec.text import plain_text, sentence
 from shadowspec.types import VerifyRule
 
 
@@ -87,6 +91,31 @@ def chosen_map(text: str | None) -> FieldMap | None:
         return None if text is None else FieldMap.parse_option(text)
     except UsageError as error:
         raise UsageError(f"--{error}") from error
+
+
+ArrivalsOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--arrivals",
+        metavar="FILE",
+        help="Give the records the times of a trace of Azure, BurstGPT or Mooncake (docs/formats.md).",
+    ),
+]
+
+
+def chosen_trace(path: str | None) -> LoadTrace | None:
+    """The trace that the option names.
+
+    Raises:
+        InputError, NoDataError: as `read_trace`.
+    """
+    return None if path is None else read_trace(path)
+
+
+def print_consequences(texts: Sequence[str]) -> None:
+    """What follows from a trace's times, on stderr."""
+    for text in texts:
+        notes.print(sentence(plain_text(text)), markup=False, highlight=False, soft_wrap=True)
 
 
 MaxRequestsOption: TypeAlias = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -13,18 +14,31 @@ import typer
 from shadowspec.app.progress_bar import progress_bar
 from shadowspec.capture.capture_settings import kafka_settings
 from shadowspec.cli.console import print_json, results
-from shadowspec.cli.options import ConfigOption, FilesArgument, JsonOption, MapOption, MaxMessagesOption, chosen_map
+from shadowspec.cli.options import (
+    ArrivalsOption,
+    ConfigOption,
+    FilesArgument,
+    JsonOption,
+    MapOption,
+    MaxMessagesOption,
+    chosen_map,
+    chosen_trace,
+    print_consequences,
+)
 from shadowspec.config import find_config, load_config
 from shadowspec.errors import ConfigError, UsageError
 from shadowspec.tap.formats import FieldMap, MessageFormat
 from shadowspec.tap.kafka import KafkaSettings
 from shadowspec.tap.kafka.arrivals import Arrival, Pace, arrival, batches
 from shadowspec.tap.kafka.producer import TopicWriter, deliver
+from shadowspec.tap.load_trace import ArrivalTimes
+from shadowspec.tap.records import EPOCH
 from shadowspec.tap.sources import read_records, require_file
 from shadowspec.types.public_documents import PublicDocument
 
 MAX_BATCH_MESSAGES = 2_000
 MAX_BATCH_BYTES = 8 * 1024 * 1024
+OWN_TIMES = "a record that holds a time keeps it, and the worker reads it; one without has that of its message"
 TICK_S = 0.02  # messages that are due within it go together
 
 TopicOption = Annotated[str, typer.Option("--topic", "-t", help="Topic to write to; it must exist.")]
@@ -56,29 +70,34 @@ def produce(
         float | None,
         typer.Option("--trace-speed", min=0.001, help="Keep the recorded times, at this multiple of their speed."),
     ] = None,
+    arrivals_path: ArrivalsOption = None,
     max_messages: MaxMessagesOption = None,
     field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Send files of mirrored traffic to a topic, for trials and load tests.
 
-    Every line becomes one message, unchanged (also with --map). Its key is its session, else its user, else its
-    request id; its time is that of sending. All replicas acknowledge. The command waits two minutes for a broker that
-    is gone.
+    Every line becomes one message, unchanged (also with --map and --arrivals). Its key is its session, else its user,
+    else its request id; its time is that of sending. All replicas acknowledge. The command waits two minutes for a
+    broker that is gone.
     """
     if rate is not None and trace_speed is not None:
         raise UsageError("--rate and --trace-speed exclude each other; give one")
+    if rate is not None and arrivals_path is not None:
+        raise UsageError("--rate and --arrivals exclude each other; give one")
     for file in files:
         require_file(file)
     settings = mirror_settings(config_path, bootstrap_servers, topic)
-    arrivals = islice(_arrivals(files, chosen_map(field_map)), max_messages)
+    trace = chosen_trace(arrivals_path)
+    times = None if trace is None else ArrivalTimes(trace)
+    arrivals = islice(_arrivals(files, chosen_map(field_map), times), max_messages)
     num_messages = num_bytes = num_without_key = 0
     with TopicWriter(settings, topic, name="shadowspec-produce") as writer, progress_bar() as bar:
         task = bar.add_task(f"producing to {topic}", total=max_messages, detail="")
         began = time.monotonic()
         due_batches = batches(
             arrivals,
-            Pace(rate=rate, trace_speed=trace_speed),
+            Pace(rate=rate, trace_speed=1.0 if times is not None and trace_speed is None else trace_speed),
             max_messages=MAX_BATCH_MESSAGES,
             max_bytes=MAX_BATCH_BYTES,
             tick_s=TICK_S,
@@ -91,6 +110,8 @@ def produce(
             num_without_key += sum(message.key is None for message in batch)
             bar.update(task, completed=num_messages)
         seconds = time.monotonic() - began
+    if times is not None:
+        print_consequences((*times.trace.consequences(times.num_given), OWN_TIMES))
     if as_json:
         print_json(
             ProduceDocument(
@@ -110,10 +131,11 @@ def produce(
     )
 
 
-def _arrivals(files: list[str], field_map: FieldMap | None) -> Iterator[Arrival]:
+def _arrivals(files: list[str], field_map: FieldMap | None, times: ArrivalTimes | None) -> Iterator[Arrival]:
     for path in files:
         for raw in read_records(path):
-            yield arrival(raw, field_map or MessageFormat.AUTO)
+            arriving = arrival(raw, field_map or MessageFormat.AUTO)
+            yield arriving if times is None else replace(arriving, time=EPOCH + times.next_offset())
 
 
 def mirror_settings(config_path: Path | None, bootstrap_servers: str | None, topic: str) -> KafkaSettings:

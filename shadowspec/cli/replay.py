@@ -17,6 +17,7 @@ from shadowspec import metrics
 from shadowspec.app.before_loading import require_inputs
 from shadowspec.cli.console import print_json, require_folder_of, results
 from shadowspec.cli.options import (
+    ArrivalsOption,
     ConfigOption,
     DepthsOption,
     EndpointOption,
@@ -29,6 +30,8 @@ from shadowspec.cli.options import (
     VerifyRulesOption,
     chosen_map,
     chosen_rules,
+    chosen_trace,
+    print_consequences,
 )
 from shadowspec.cli.run import FunnelCount, funnel_counts, print_funnel
 from shadowspec.config import find_config, load_config
@@ -106,6 +109,7 @@ def replay(
     ] = None,
     store: StoreOption = None,
     field_map: MapOption = None,
+    arrivals: ArrivalsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute each candidate's acceptance from logged responses, for every number of speculative tokens at once.
@@ -115,7 +119,11 @@ def replay(
     """
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
     require_folder_of(out)
-    config = replace(load_config(find_config(config_path)), given_format=chosen_map(field_map))
+    if arrivals is not None and store:
+        raise UsageError("--arrivals excludes --store, because stored records keep their time; leave one of them out")
+    trace = chosen_trace(arrivals)
+    store = store if trace is None else False
+    config = replace(load_config(find_config(config_path)), given_format=chosen_map(field_map), given_arrivals=trace)
     require_inputs(config, files, endpoint, needs_weights=False)  # a lookup is replayed without
     from shadowspec.app.replay_records import replay_files
     from shadowspec.app.replayers import Asked, replay_writer
@@ -140,6 +148,7 @@ def replay(
                 config, files, asked,
                 max_requests=max_requests, on_outcome=write, on_replayed=writer.add if writer is not None else None,
             )  # fmt: skip
+    print_consequences(done.notes)
     if as_json:
         print_json(
             ReplayDocument(

@@ -22,12 +22,14 @@ from shadowspec.app.try_out.survey import refusals
 from shadowspec.cli.console import print_json, write_file
 from shadowspec.cli.measuring_view import MeasuringView, shown_decisions
 from shadowspec.cli.options import (
+    ArrivalsOption,
     BaselineOption,
     JsonOption,
     MapOption,
     ServedNamesOption,
     SpeculativeOption,
     chosen_map,
+    chosen_trace,
 )
 from shadowspec.cli.screen_view import print_screen
 from shadowspec.cli.serving_engine import choose_serving_engine, chosen_servers, is_in_process, verdicts_for
@@ -104,6 +106,7 @@ def try_out(
         ),
     ] = None,
     field_map: MapOption = None,
+    arrivals: ArrivalsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure a recording on a model or on its servers without a configuration file: does speculation pay?
@@ -133,6 +136,7 @@ def try_out(
         models=models or (),
         serving_engine=engine,
         concurrency=load,
+        trace=chosen_trace(arrivals),
         servers=servers,
     )
     try:

@@ -45,6 +45,7 @@ from shadowspec.tap.endpoints import EndpointRule, MatchRule
 from shadowspec.tap.formats import FieldMap, MessageFormat
 from shadowspec.tap.hashing import MIN_SECRET_BYTES
 from shadowspec.tap.kafka import KafkaSettings
+from shadowspec.tap.load_trace import LoadTrace
 from shadowspec.text import plain_text, suggestion
 from shadowspec.types import UNSEEDED, Contract, OutputContract, SpeculationConfig, VerifyRule
 from shadowspec.types.served_methods import settings_text
@@ -111,6 +112,7 @@ class Config:
     rollout: RolloutPolicy
     endpoints: Mapping[str, EndpointConfig]
     given_format: FieldMap | None = None  # of files, by an option
+    given_arrivals: LoadTrace | None = None  # whose times the records of files take, by an option
 
     @property
     def file_format(self) -> MessageFormat | FieldMap:

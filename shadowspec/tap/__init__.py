@@ -2,5 +2,5 @@
 
 In: messages of Kafka, lines of files.
 Out: blocks of prompts to measure, and one funnel counter for each record.
-Imports: types, errors.
+Imports: text, types, errors.
 """

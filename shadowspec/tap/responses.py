@@ -20,6 +20,7 @@ from shadowspec.tap.endpoints import EndpointRule
 from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.load_trace import ArrivalTimes
 from shadowspec.tap.openai import ParsedRequest, intervention_of, response_of
 from shadowspec.tap.parameters import unsupported_error
 from shadowspec.tap.reading import Reader, Reading, Tokenizer
@@ -92,11 +93,13 @@ class ResponseReader:
         *,
         format: MessageFormat | FieldMap = MessageFormat.AUTO,
         takes_untimed: bool = False,
+        arrivals: ArrivalTimes | None = None,
     ) -> None:
         """
         Args:
             format: how the messages are written.
             takes_untimed: records may lack times and models, because no verdict is made of the calls.
+            arrivals: gives the records other times.
         """
         whole = [
             replace(
@@ -109,7 +112,7 @@ class ResponseReader:
             )
             for rule in rules
         ]
-        self._format = format
+        self._format, self._arrivals = format, arrivals
         self._reader = Reader(whole, tokenizers, keyed_hash)
         self._joiner = Joiner(DEFAULT_WINDOW)
         self._seen: set[tuple[str, str]] = set()  # endpoint, and the hash of a call's id and body
@@ -126,6 +129,9 @@ class ResponseReader:
         yield from self._select_calls(self._joiner.drain())
 
     def _select_calls(self, settled: Sequence[Opened]) -> Iterator[LoggedCall | tuple[RecordKey, FunnelKey]]:
+        if self._arrivals is not None:
+            for opened in settled:
+                self._arrivals.give(opened)
         for reading in self._reader.read((opened, NO_HINTS) for opened in settled):
             endpoint = reading.rule.name if reading.is_placed else None
             if reading.error is not None:

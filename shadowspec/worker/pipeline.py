@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Protocol
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from shadowspec.tap.admission import Admission, Admitted, Rejected
 from shadowspec.tap.blocks import BlockFormer
 from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message
 from shadowspec.tap.joining import Joiner
+from shadowspec.tap.load_trace import ArrivalTimes
 from shadowspec.tap.reading import Reading
 from shadowspec.tap.records import EPOCH, transport_time
 from shadowspec.tap.routing import NO_HINTS, Hints, Routing
@@ -78,16 +80,18 @@ class Pipeline:
         joiner: Joiner,
         dead_letters: DeadLetters | None = None,
         keeps_messages: bool = True,
+        arrivals: ArrivalTimes | None = None,
     ) -> None:
         """
         Args:
             dead_letters: where malformed records and poisoned requests go (None: they are only counted).
             keeps_messages: of admitted requests, until they are measured; without them none that is poisoned is sent.
+            arrivals: gives the records of one file other times.
         """
         self._admission, self._former, self._joiner = admission, former, joiner
         self._format, self._reader = message_format, admission.reader
         self._routing = routing if routing is not None and routing.has_hints else None
-        self._dead_letters = dead_letters
+        self._dead_letters, self._arrivals = dead_letters, arrivals
         self._keeps_messages = keeps_messages and dead_letters is not None
         self.outbox = Outbox()
         self._stored: dict[tuple[str, int], Mapping[RecordKey, StoredRecord]] = {}  # by source and partition
@@ -176,6 +180,9 @@ class Pipeline:
     def _take_in(self, taken: Sequence[_Taken]) -> None:
         """Read the messages' records, then decide them one after the other."""
         messages = [open_message(raw, self._format) for raw, _, early in taken if early is None]
+        if self._arrivals is not None:
+            for record in chain.from_iterable(messages):
+                self._arrivals.give(record)
         hints_of = [hints for _, hints, early in taken if early is None]
         readings = iter(
             self._reader.read(
@@ -198,7 +205,8 @@ class Pipeline:
                 if record.half is not None:
                     self._messages[record.key] = (raw, hints)
                     self._admit_joined(self._joiner.add(record.key, record.half))
-                    self._pass_time(record.half.event_time)
+                    if self._arrivals is None:  # else a half's time is not that of its record
+                        self._pass_time(record.half.event_time)
                     continue
                 reading = next(readings)
                 if is_new or tracker.is_reread:  # else the ledger has passed it, and only halves matter
@@ -260,6 +268,8 @@ class Pipeline:
             tracker = self.outbox.tracker(record.key)
             if tracker is not None and tracker.was_passed(record.key.offset) and not tracker.is_reread:
                 continue  # counted already; it was read again for its other half
+            if self._arrivals is not None:
+                self._arrivals.give(record)
             (reading,) = self._reader.read([(record, hints)])
             self._decide(reading, raw)
 

@@ -370,3 +370,19 @@ def test_usage_errors(workspace: Workspace, tmp_path: Path) -> None:
     traffic = str(write_traffic(tmp_path / "t.jsonl", [record(0)]))
     for arguments in (("--k", "0"), ("--endpoint", "none"), ("--logprobs-mode", "raw")):
         assert workspace.run("replay", traffic, *arguments).code == 2
+
+
+def test_times_of_a_trace_are_said_and_never_stored(workspace: Workspace, target: LoadedModel, tmp_path: Path) -> None:
+    traffic = str(write_traffic(tmp_path / "t.jsonl", [answered(target, number) for number in range(3)]))
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 1}\n{"timestamp": 5000, "input_length": 1}\n', encoding="utf-8")
+    workspace.migrate()
+    given = ("replay", traffic, "--arrivals", str(trace))
+    result = workspace.run(*given, "--json")
+    assert (result.code, result.document["requests_replayed"]) == (0, 3), result.err
+    assert "(Mooncake, 2 arrivals in 5 seconds). So arrivals and concurrency are the trace's" in result.err
+    assert "The trace is repeated, because 3 records are 1.5 times its arrivals." in result.err
+    with sqlite3.connect(tmp_path / "shadow.db") as database:
+        assert database.execute("select count(*) from replays").fetchone() == (0,)
+    stored = workspace.run(*given, "--store")
+    assert (stored.code, "--arrivals excludes --store" in stored.err) == (2, True)

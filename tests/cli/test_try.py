@@ -523,3 +523,25 @@ def test_the_folder_of_another_trial_is_left_alone(
     written = Path("shadowspec-try/shadowspec.toml")
     written.write_text(written.read_text(encoding="utf-8").replace("endpoints.m", "endpoints.n"), encoding="utf-8")
     refused(monkeypatch, attempt, 2, "was edited and has no endpoint 'm'", "give another folder")
+
+
+def test_a_trial_takes_its_times_from_a_trace(
+    attempt: Callable[..., Result], workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = workspace.folder / "trace.csv"
+    trace.write_text("Timestamp,Model,Request tokens\n" + "".join(f"{60 * row},m,1\n" for row in range(NUM_RECORDS)))
+    done = attempt(arrivals=trace, minutes=1e-9)
+    assert done.code == 0, done.err
+    assert f"{NUM_RECORDS} usable requests of {NUM_RECORDS} sessions, 11 minutes, model m" in done.err
+    assert "So arrivals and concurrency are the trace's, not those of these records" in done.err
+    again = attempt(arrivals=trace)
+    assert (again.code, f"{NUM_RECORDS - 2} requests measured" in again.out) == (0, True), again.err
+    assert "Hits of prefix caches and pauses within sessions are not production's." in " ".join(again.out.split())
+    with closing(sqlite3.connect("shadowspec-try/shadowspec.db")) as database:
+        times = [time for (time,) in database.execute("select event_time from records order by event_time")]
+    assert [time[:19] for time in (times[0], times[-1])] == ["2000-01-01 00:00:00", "2000-01-01 00:11:00"]
+    refused(monkeypatch, attempt, 2, "holds another trial (arrivals: ", "another folder with --out")
+    trace.write_text("Timestamp,Model,Request tokens\n0,m,1\nx,m,1\n")
+    refused(
+        monkeypatch, lambda: attempt(arrivals=trace), 2, "trace.csv, line 3: has no time of a row", "mend or remove"
+    )

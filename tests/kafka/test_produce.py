@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+from shadowspec.cli import produce as produce_command
 from shadowspec.cli.main import app
 from shadowspec.errors import ServiceUnavailableError, UsageError
 from shadowspec.tap.kafka.arrivals import Arrival, Pace, arrival, batches
@@ -154,6 +155,46 @@ def test_rate_and_trace_speed_take_their_time(topics: Topics, tmp_path: Path) ->
         result = produce(file, "--topic", topic, "--bootstrap-servers", topics.bootstrap, "--json", *words)
         assert seconds <= json.loads(result.stdout)["duration_s"] < PATIENCE_S
     assert len(read_topic(topics.bootstrap, topic)) == 7
+
+
+class Written:
+    """Takes the place of the topic: what is sent, and when."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.sent: list[tuple[float, bytes | None]] = []
+
+    def __enter__(self) -> Written:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def test_a_trace_says_when_each_line_is_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file, trace = tmp_path / "t.jsonl", tmp_path / "trace.csv"
+    lines = [line(timestamp=(BEGIN + timedelta(days=number)).isoformat()) for number in range(3)]
+    file.write_bytes(b"\n".join(lines))
+    trace.write_text("TIMESTAMP,ContextTokens\n2024-05-10 00:00:00,1\n2024-05-10 00:00:20,1\n", encoding="utf-8")
+    clock, sent = [0.0], list[tuple[float, bytes | None]]()
+    monkeypatch.setattr(produce_command, "TopicWriter", Written)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(
+        produce_command, "deliver", lambda _, batch: sent.extend((clock[0], message.value) for message in batch)
+    )
+    words = (file, "--topic", "t", "--bootstrap-servers", "localhost:1", "--arrivals", trace)
+    result = produce(*words)
+    assert result.exit_code == 0, result.output
+    assert sent == list(zip([0.0, 20.0, 40.0], lines, strict=True))
+    assert "The trace is repeated, because 3 records are 1.5 times its arrivals." in result.stderr
+    assert "A record that holds a time keeps it" in result.stderr
+    del sent[:]
+    clock[0] = 0.0
+    assert produce(*words, "--trace-speed", 10).exit_code == 0
+    assert [at for at, _ in sent] == [0.0, 2.0, 4.0]
+    both = produce(*words, "--rate", 1)
+    assert isinstance(both.exception, UsageError)
+    assert "--rate and --arrivals exclude each other" in str(both.exception)
 
 
 @pytest.mark.integration

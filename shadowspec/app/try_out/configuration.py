@@ -15,6 +15,8 @@ from shadowspec.app.try_out.survey import Slicing
 from shadowspec.app.try_out.trial_servers import UNSTATED, TrialCandidate, TrialServers
 from shadowspec.errors import InputError
 from shadowspec.tap.formats import FieldMap
+from shadowspec.tap.load_trace import LoadTrace
+from shadowspec.text import sentence
 
 NUM_TOKENS: Final = {"draft_model": 4, "ngram": 4, "suffix": 8}  # drafted in a step, as vLLM's guides begin
 CONFIG, DATABASE, SECRET = "shadowspec.toml", "shadowspec.db", "shadowspec.secret"  # files of a trial's folder
@@ -35,6 +37,7 @@ class TrialInputs:
     serving_engine: str
     concurrency: int
     field_map: FieldMap | None = None
+    trace: LoadTrace | None = None  # whose times its records take
     servers: TrialServers | None = None  # through which it is measured; None: in this process
 
     @property
@@ -48,6 +51,7 @@ class TrialInputs:
                 f"draft: {self.draft or 'none'}",
                 f"traffic: {self.traffic} (sha256 {self.traffic_digest[:16]})",
                 *([] if self.field_map is None else [f"map: {self.field_map}"]),
+                *([] if self.trace is None else [f"arrivals: {self.trace.path} (sha256 {self.trace.digest[:16]})"]),
                 f"models: {', '.join(map(json.dumps, self.served_models))}",
                 f"serving engine: {self.serving_engine}, load: {self.concurrency}",
                 *([] if self.servers is None else [f"servers: {self.servers.text}"]),
@@ -86,7 +90,7 @@ def config_text(
         f" Outputs are cut at {max_new_tokens} tokens, so that prefill, which speculation does not shorten, has a "
         "larger share of the time than in whole outputs."
     )  # fmt: skip
-    gap_note = "".join(f" {gap}." for gap in gaps)
+    gap_note = "".join(f" {sentence(gap)}" for gap in gaps)
     cap = () if max_new_tokens is None else (
         "# Outputs are cut here, so that a block takes seconds on this device; remove it for a trial of whole outputs.",
         f"max_new_tokens = {max_new_tokens}",

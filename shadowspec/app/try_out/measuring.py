@@ -161,7 +161,8 @@ class LoadedTrial:
         write_config(
             trial.inputs, trial.out, trial.survey, trial.slicing, max_new_tokens=max_new_tokens, gaps=trial.sample.gaps
         )
-        config = replace(load_config(trial.config_path, environment={}), given_format=trial.inputs.field_map)
+        config = load_config(trial.config_path, environment={})
+        config = replace(config, given_format=trial.inputs.field_map, given_arrivals=trial.inputs.trace)
         self.trial = replace(trial, config=config)
 
 

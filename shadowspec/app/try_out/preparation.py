@@ -30,6 +30,7 @@ from shadowspec.model_folder import TargetTokenizer, require_model_folder
 from shadowspec.servers.engines import prompt_rules_of
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.formats import FieldMap, MessageFormat
+from shadowspec.tap.load_trace import LoadTrace
 from shadowspec.tap.reading import NoTokenizer, Tokenizer
 from shadowspec.text import write_whole
 from shadowspec.types import SamplingRegime
@@ -83,6 +84,7 @@ def prepare(
     serving_engine: str | None,
     concurrency: int,
     field_map: FieldMap | None = None,
+    trace: LoadTrace | None = None,
     servers: tuple[str, Sequence[str]] | None = None,
 ) -> PreparedTrial:
     """Check every input, infer the configuration and write it with a secret; one that is there is taken up.
@@ -104,6 +106,7 @@ def prepare(
         serving_engine=serving_engine or "",
         concurrency=concurrency,
         field_map=field_map,
+        trace=trace,
         needs_weights=servers is None,
     )
     if servers is not None:
@@ -115,7 +118,7 @@ def prepare(
     if not is_taken_up:
         write_secret(out / SECRET)
         write_config(inputs, out, survey, slicing, max_new_tokens=None, gaps=sample.gaps)
-    config = replace(load_config(out / CONFIG, environment={}), given_format=field_map)
+    config = replace(load_config(out / CONFIG, environment={}), given_format=field_map, given_arrivals=trace)
     endpoint = config.endpoints.get(inputs.endpoint)
     if endpoint is None or (endpoint.servers is None) != (inputs.servers is None):
         raise UsageError(
@@ -134,6 +137,7 @@ def infer_inputs(
     serving_engine: str,
     concurrency: int,
     field_map: FieldMap | None = None,
+    trace: LoadTrace | None = None,
     needs_weights: bool = True,
 ) -> tuple[TrialInputs, Sample, Counter[str]]:
     """Check folders and traffic, and infer the names under which the target is served; the counts are of other models.
@@ -151,7 +155,7 @@ def infer_inputs(
         require_model_folder(f"--draft {draft}", draft)
         if target is not None and draft.resolve() == target.resolve():
             raise UsageError(f"--draft {draft}: is the target; give a smaller model, or leave it out")
-    sample = read_sample(traffic, field_map or MessageFormat.AUTO)
+    sample = read_sample(traffic, field_map or MessageFormat.AUTO, trace)
     served = served_models(sample, models)
     inputs = TrialInputs(
         target=None if target is None else target.resolve(),
@@ -162,6 +166,7 @@ def infer_inputs(
         serving_engine=serving_engine,
         concurrency=concurrency,
         field_map=field_map,
+        trace=trace,
     )
     return inputs, sample, served.others
 

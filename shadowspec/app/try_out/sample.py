@@ -12,6 +12,7 @@ from shadowspec.errors import NoDataError, RecordError, UsageError
 from shadowspec.tap.documents import split_message
 from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message, propose
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
+from shadowspec.tap.load_trace import ArrivalTimes, LoadTrace
 from shadowspec.tap.parameters import REMEDIES
 from shadowspec.tap.records import NOT_LOGGED
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
@@ -38,6 +39,7 @@ class Sample:
     num_lines: int  # of the file; blank ones do not count
     num_sampled: int
     opened: tuple[Opened, ...]
+    trace: LoadTrace | None = None  # whose times the records have
 
     @property
     def gaps(self) -> tuple[str, ...]:
@@ -48,7 +50,7 @@ class Sample:
         )
         num_unsampled = sum(record.is_unsampled for record in records)
         of_all = f"of {plural(len(records), 'record')}"
-        gaps = []
+        gaps = [] if self.trace is None else list(self.trace.consequences(self.num_lines))
         if num_untimed:
             gaps.append(
                 f"{num_untimed:,} {of_all} have no time: their order replaces it, and those that begin with the same "
@@ -81,8 +83,12 @@ class ServedModels:
     others: Counter[str]
 
 
-def read_sample(path: str, format: MessageFormat | FieldMap = MessageFormat.AUTO) -> Sample:
+def read_sample(
+    path: str, format: MessageFormat | FieldMap = MessageFormat.AUTO, trace: LoadTrace | None = None
+) -> Sample:
     """Open the first lines of a file, in whichever format they are where none is given, and count the others.
+
+    The records take the times of the trace, if there is one.
 
     Raises:
         UsageError: it is standard input, which cannot be read twice.
@@ -116,7 +122,11 @@ def read_sample(path: str, format: MessageFormat | FieldMap = MessageFormat.AUTO
             f"{path}: none of its first {plural(len(raws), 'line')} is a record ({_counts(reasons)}); {remedy}",
             proposal,
         )
-    return Sample(path, raws[0].key.source, num_lines, len(raws), tuple(opened))
+    if trace is not None:
+        arrivals = ArrivalTimes(trace)
+        for message in opened:
+            arrivals.give(message)
+    return Sample(path, raws[0].key.source, num_lines, len(raws), tuple(opened), trace)
 
 
 def _propose(raws: Sequence[RawRecord]) -> FieldMap | None:
