@@ -34,7 +34,7 @@ from shadowspec.cli.options import (
 from shadowspec.cli.screen_view import print_screen
 from shadowspec.cli.serving_engine import choose_serving_engine, chosen_servers, is_in_process, verdicts_for
 from shadowspec.errors import ExitCode, NoDataError, UsageError
-from shadowspec.gate.verdict.hold_reasons import needed_for_promotion, short_span
+from shadowspec.gate.verdict.hold_reasons import needed_for_promotion, span_needed
 from shadowspec.reports.content.endpoint_rows import basis_notes, endpoint_rows
 from shadowspec.reports.content.notes import REHEARSAL_NOTE
 from shadowspec.reports.content.screen_rows import FirstScreen
@@ -268,7 +268,7 @@ def _print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *,
             f"Trial of this recording{part}: {measured} measured in {span_text(progress.seconds)}{before}.",
             (*basis_notes(outcome.decisions), *filter(None, notes)),
             f"More: open {report}; --verbose shows slices; `shadowspec gate --tests` every test and `shadowspec plan` "
-            f"the sessions needed, each with --config {trial.config_path}.",
+            f"the sessions needed, each with --config {report.parent / trial.config_path.name}.",
         ),
         lambda: (
             *verdict_tables(shown_decisions(outcome.decisions)),
@@ -280,10 +280,10 @@ def _print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *,
 def _for_production(trial: PreparedTrial, decisions: Sequence[Decision]) -> str:
     """What every candidate lacks before it may be promoted, whatever its tests say."""
     policy = trial.config.endpoints[trial.inputs.endpoint].policy
-    spans = {short_span(decision.evidence, policy) for decision in decisions if not decision.slice_key}
+    spans = {span_needed(decision.evidence, policy) for decision in decisions if not decision.slice_key}
     needs = [span for span in spans if span is not None] if len(spans) == 1 else []
     lacks = " and ".join((*needs, *_latency_needed(trial)))
-    return "For production: shadowspec init, then measure the mirror of your gateway." + (
+    return "For production: run `shadowspec init`, then measure the mirror of your gateway." + (
         f" It still needs {lacks}." if lacks else ""
     )
 

@@ -128,13 +128,13 @@ def test_the_configuration_parses_and_shares_the_level_among_what_is_measured(
 def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
     policy = GatePolicy(window_s=0.0, max_hypotheses=2, recording_only=True)
     enabled = look(evidence_of(draw_runs(400)), policy)
-    span = "evidence from 1 of the 7 days needed"
+    span = "traffic on 7 days (1 so far)"
     assert needed_for_promotion(enabled, policy) == [span]
     held = look(evidence_of(draw_runs(24)), policy)
     names = [title_of_test(test.name) for test in held.tests if test.is_required and test.outcome == "open"]
     assert len(names) > 1
     assert needed_for_promotion(held, policy) == [
-        "evidence from 1 of the 7 days needed",
+        span,
         f"{plural(len(names), 'open test')} ({', '.join(names)}): "
         f"about {held.clusters_needed} more sessions (2.7 minutes of this traffic)",
     ]

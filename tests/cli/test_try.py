@@ -75,7 +75,7 @@ def test_one_command_gives_a_verdict_on_a_model_and_a_recording(
     assert "not usable: not_an_object: 1" in done.err
     assert f"estimate: {NUM_RECORDS} requests, in about" in done.err
     said = " ".join(done.out.split())
-    assert "It still needs evidence from 1 of the 7 days needed and latency measured on " in said
+    assert "It still needs traffic on 7 days (1 so far) and latency measured on " in said
     assert " More: open shadowspec-try/report.html; " in said
     assert "Rehearsal" not in done.out
     out = workspace.folder / "shadowspec-try"

@@ -48,7 +48,7 @@ def test_two_speculative_servers_are_two_candidates_on_the_engine_that_serves(
     assert f"estimate: {NUM_RECORDS} requests, its time is known after the first block" in done.err
     for name in ("speculative-k2", "speculative-k3"):
         assert re.search(rf"^{name}  HOLD \(trial\)", done.out, re.MULTILINE)
-    assert "It still needs evidence from 1 of the 7 days needed" in " ".join(done.out.split())
+    assert "It still needs traffic on 7 days (1 so far)" in " ".join(done.out.split())
     assert "through two servers" not in done.out, "that is done already"
     assert f"{NUM_RECORDS} requests measured" in done.out
     assert (again.code, "0 requests measured" in again.out) == (0, True), again.err

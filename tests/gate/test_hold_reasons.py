@@ -240,6 +240,7 @@ RARE: list[Callable[[], str]] = [
     lambda: reasons.parity_unknown(None, 0.05),
     lambda: reasons.no_level_left("", 1),
     lambda: reasons.policy_asks_more([reasons.there_is(reasons.days_missing(1, 7)), reasons.slices_prove(1.02, 1.05)]),
+    lambda: f"It still needs {reasons.days_needed(1, 7)} or {reasons.time_needed(3_600.0, 86_400.0)}. Send traffic.",
     lambda: f"{reasons.assumed_beyond(3_600.0)} {reasons.measured_as(CACHE_MODES['on'])} Send traffic to see.",
 ]
 

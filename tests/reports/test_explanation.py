@@ -138,7 +138,7 @@ def test_days_and_span_are_shown_beside_those_that_are_needed() -> None:
 def test_what_comes_next_is_an_amount_of_evidence_a_limit_or_an_alarm() -> None:
     held = judged(Verdict.HOLD, "")
     assert re.fullmatch(
-        r"about \d+ more sessions \(.*\); [A-Z].* needs \d+ more \w+; evidence from 1 of the 7 days needed",
+        r"about \d+ more sessions \(.*\); [A-Z].* needs \d+ more \w+; traffic on 7 days \(1 so far\)",
         text_of(held, "Next", policy=replace(POLICY, min_span_s=7 * 86_400.0)),
     )
     waits = look(evidence_of(correlated(400, 0.5, seed=1)[:240]))

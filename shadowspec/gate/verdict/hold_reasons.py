@@ -7,7 +7,7 @@ Out: reasons, and the evidence that is still needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Protocol
@@ -74,11 +74,25 @@ def short_span(evidence: EvidenceSpan, policy: GatePolicy) -> str | None:
     `min_span_s` is event time from the first to the last measured cluster.  As many days, partial days included, must
     have evidence: two bursts a week apart show two days.
     """
+    return _span_text(evidence, policy, reasons.days_missing, reasons.time_missing)
+
+
+def span_needed(evidence: EvidenceSpan, policy: GatePolicy) -> str | None:
+    """The same as something that is needed."""
+    return _span_text(evidence, policy, reasons.days_needed, reasons.time_needed)
+
+
+def _span_text(
+    evidence: EvidenceSpan,
+    policy: GatePolicy,
+    of_days: Callable[[int, int], str],
+    of_time: Callable[[float, float], str],
+) -> str | None:
     wanted = math.ceil(policy.min_span_s / DAY_S)
     if evidence.num_days < wanted:
-        return reasons.days_missing(evidence.num_days, wanted)
+        return of_days(evidence.num_days, wanted)
     if evidence.span_s < policy.min_span_s:
-        return reasons.time_missing(evidence.span_s, policy.min_span_s)
+        return of_time(evidence.span_s, policy.min_span_s)
     return None
 
 
@@ -215,7 +229,7 @@ def needed_for_promotion(decision: Decision, policy: GatePolicy) -> list[str]:
     """The evidence that a decision still needs for an ENABLE that may be promoted: span, open tests, failed tests."""
     required = [result for result in decision.tests if result.is_required]
     undecided = [result for result in required if result.outcome == "open"]
-    wanted = [] if (too_short := short_span(decision.evidence, policy)) is None else [too_short]
+    wanted = [] if (longer := span_needed(decision.evidence, policy)) is None else [longer]
     if undecided:
         needed = still_needed(decision)
         names = ", ".join(title_of(result) for result in undecided)

@@ -464,6 +464,16 @@ def time_missing(seen_s: float, needed_s: float) -> str:
     return f"evidence over {span_text(seen_s)} of the {span_text(needed_s)} needed"
 
 
+def days_needed(seen: int, needed: int) -> str:
+    """Traffic of as many days, as something that is needed."""
+    return f"traffic on {plural(needed, 'day')} ({seen} so far)"
+
+
+def time_needed(seen_s: float, needed_s: float) -> str:
+    """Traffic over as much time, as something that is needed."""
+    return f"traffic over {span_text(needed_s)} ({span_text(seen_s)} so far)"
+
+
 def too_short(missing: str) -> str:
     """Every test passes, on too little time."""
     return f"Every required test passes, but there is {missing}. Send traffic for longer."

@@ -14,7 +14,7 @@ from shadowspec.gate.policy import DAY_S, GatePolicy
 from shadowspec.gate.run.run_units import Crossing, Crossings
 from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES, DISABLE_CODES
 from shadowspec.gate.verdict.figure_texts import OUTCOME, bounds_text, shown_as, threshold_text, title_of
-from shadowspec.gate.verdict.hold_reasons import short_span, slowest_of, still_needed
+from shadowspec.gate.verdict.hold_reasons import slowest_of, span_needed, still_needed
 from shadowspec.gate.verdict.lifecycle import ALARM_CODES
 from shadowspec.gate.verdict.reasons import REASONS
 from shadowspec.gate.verdict.required_tests import max_autocorrelation, more_units, waits_for_independence
@@ -245,8 +245,8 @@ def _next(decision: Decision, policy: GatePolicy | None) -> str:
         wanted.append(f"{needed.text}{_slowest(decision)}")
     elif waits_for_independence(decision):
         wanted += _independent_after(decision)
-    if policy is not None and not policy.recording_only and (missing := short_span(decision.evidence, policy)):
-        wanted.append(missing)
+    if policy is not None and not policy.recording_only and (longer := span_needed(decision.evidence, policy)):
+        wanted.append(longer)
     if not wanted:
         wanted.append(_step_of(decision))
     return "; ".join(wanted)
