@@ -1,4 +1,4 @@
-"""Draws docs/images/architecture.svg and the package table of docs/architecture.md from the import contract.
+"""Draws docs/images/architecture.svg and the list of packages of docs/architecture.md from the import contract.
 
 The layers come from `[tool.importlinter]` in pyproject.toml, the texts from each package's `__init__`, and what a
 package imports from its source.  `make docs` runs it; a test compares what it writes with what is committed.
@@ -83,15 +83,10 @@ def short(name: str) -> str:
     return name.removeprefix("shadowspec.")
 
 
-def table() -> str:
-    """The packages, outermost first: what comes in, what goes out, what is imported."""
-    rows = ["| Package | What it is | In | Out |", "|---|---|---|---|"]
-    for layer in layers():
-        for name in layer:
-            if source_of(name).is_dir():
-                story = story_of(name)
-                rows.append(f"| `{short(name)}` | {summary_of(name)} | {story['In']} | {story['Out']} |")
-    return "\n".join(rows)
+def listing() -> str:
+    """The packages, outermost first."""
+    packages = (name for layer in layers() for name in layer if source_of(name).is_dir())
+    return "\n".join(f"- `{short(name)}`: {summary_of(name)}" for name in packages)
 
 
 def picture() -> str:
@@ -122,10 +117,10 @@ def picture() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its table of packages written again."""
+    """The page with its list of packages written again."""
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{listing()}\n\n{END}{after}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from docs.generate.markdown import code, listing
-from shadowspec.gate.verdict.reasons import REASONS, ReasonText
+from shadowspec.gate.verdict.reasons import GATE_AGAIN, REASONS, ReasonText
 from shadowspec.types import FunnelCounter, Verdict
 
 
@@ -31,4 +31,6 @@ def _reasons(*, is_hold: bool) -> str:
 
 
 def _remedy(reason: ReasonText) -> str:
-    return " ".join(filter(None, (f"{reason.step[0].upper()}{reason.step[1:]}.", reason.note)))
+    """The next step without what is the next one of them all, and the note."""
+    step = reason.step.removesuffix(f", {GATE_AGAIN}")
+    return " ".join(filter(None, (f"{step[0].upper()}{step[1:]}.", reason.note)))

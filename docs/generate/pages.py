@@ -6,7 +6,18 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generate import capture_figures, codes, database, licences, metrics, planning, schemas, settings, support
+from docs.generate import (
+    alerts,
+    capture_figures,
+    codes,
+    database,
+    licences,
+    metrics,
+    planning,
+    schemas,
+    settings,
+    support,
+)
 
 DOCS = Path(__file__).parents[1]
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
@@ -16,6 +27,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "json.md": {"documents": schemas.documents},
     "formats.md": {"funnel": codes.funnel},
     "reading-a-hold.md": {"hold": codes.hold, "other verdicts": codes.other_verdicts},
+    "jobs/on-call.md": {"alerts": alerts.alerts},
     "metrics.md": {"metrics": metrics.metrics, "verdicts": metrics.verdicts},
     "planning.md": {"fleet week": planning.fleet_week},
     "tables.md": {"columns": database.columns},

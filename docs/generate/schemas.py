@@ -36,6 +36,4 @@ def write_schemas() -> None:
 
 def documents() -> str:
     """The list of commands and schemas."""
-    return "\n".join(
-        f"- `{command}`: [{file_name(command)}](schemas/{file_name(command)})" for command in JSON_DOCUMENTS
-    )
+    return "\n".join(f"- [`{command}`](schemas/{file_name(command)})" for command in JSON_DOCUMENTS)

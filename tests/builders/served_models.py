@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from shadowspec.servers import closed_loop
+from shadowspec.servers.stream import Completion
+from shadowspec.types import ArmTiming
 from tests.builders.workspace import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer
 
@@ -49,3 +53,11 @@ def serve_several(workspace: Workspace, baseline: FakeServer, candidates: Mappin
 def measured(workspace: Workspace, *numbers: int) -> Any:
     traffic = write_traffic(workspace.folder / "traffic.jsonl", [record(number) for number in numbers])
     return workspace.run("run", str(traffic), "--json")
+
+
+def steady_timing(answer: Completion, concurrency: float) -> ArmTiming:
+    """A request's times by its arm and its tokens: a verdict must not hang on what else the machine does."""
+    per_token_ms = 2.0 if answer.speculation is None else 1.4
+    jitter = 1.0 + (sum(answer.token_ids or ()) % 7) / 100.0
+    decode_ms = per_token_ms * answer.num_output_tokens * jitter
+    return replace(closed_loop.timing(answer, concurrency), queue_ms=0.0, prefill_ms=3.0, decode_ms=decode_ms)

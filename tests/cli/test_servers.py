@@ -9,7 +9,6 @@ import select
 import time
 import tomllib
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,14 @@ import torch
 from shadowspec.app.serve_worker import ConfiguredEngines
 from shadowspec.config import load_config
 from shadowspec.engine.models import load_model
-from shadowspec.servers import closed_loop, judging
-from shadowspec.servers.stream import Completion
+from shadowspec.servers import judging
 from shadowspec.store import Store
 from shadowspec.text import markdown_text
-from shadowspec.types import Arm, ArmTiming, Block, BlockResult, PairedScore, Validity
+from shadowspec.types import Arm, Block, BlockResult, PairedScore, Validity
 from shadowspec.types.server_facts import FACTS
 from shadowspec.worker.engine_process import EngineProcess, Event, MeasuringFailed, Ready
 from tests.builders.answered_records import answered
-from tests.builders.served_models import measured, serve
+from tests.builders.served_models import measured, serve, steady_timing
 from tests.builders.server_blocks import prompt
 from tests.builders.workspace import Workspace, record, write_traffic
 from tests.servers.fake_server import FakeServer, running, silent, well
@@ -295,14 +293,6 @@ first_depth = 3
 
 [endpoints.letters]
 """
-
-
-def steady_timing(answer: Completion, concurrency: float) -> ArmTiming:
-    """A request's times by its arm and its tokens: a verdict must not hang on what else the machine does."""
-    per_token_ms = 2.0 if answer.speculation is None else 1.4
-    jitter = 1.0 + (sum(answer.token_ids or ()) % 7) / 100.0
-    decode_ms = per_token_ms * answer.num_output_tokens * jitter
-    return replace(closed_loop.timing(answer, concurrency), queue_ms=0.0, prefill_ms=3.0, decode_ms=decode_ms)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -319,19 +318,6 @@ def test_every_sentence_of_the_module_is_rendered_by_a_case(monkeypatch: pytest.
     for case in [*(case for cases in CASES.values() for case in cases), *RARE]:
         case()
     assert functions.keys() - rendered == set()
-
-
-def test_the_examples_of_the_page_are_sentences_of_the_gate() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reading-a-hold.md").read_text(encoding="utf-8")
-    examples = page.split("## Examples")[1].split("```")[1].splitlines()[1:]
-    assert len(examples) >= 4
-    written = [case().reason for cases in CASES.values() for case in cases]
-    for example in examples:
-        assert any(_shape(reason).startswith(_shape(example)) for reason in written), example
-
-
-def _shape(sentence: str) -> str:
-    return re.sub(r"\d+(\.\d+)?", "#", sentence)
 
 
 def waiting(r1: float, num_units: int, *, agreement: float | None = None, merged: int = 1) -> TestResult:

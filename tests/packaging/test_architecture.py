@@ -1,4 +1,4 @@
-"""docs/architecture.md says what the code is: its picture, its table, and what each package imports."""
+"""docs/architecture.md says what the code is: its picture, its list, and what each package imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKAGES = sorted(
 )
 
 
-def test_the_picture_and_the_table_are_drawn_from_the_import_contract() -> None:
+def test_the_picture_and_the_list_are_drawn_from_the_import_contract() -> None:
     assert drawing.PICTURE.read_text() == drawing.picture(), "run `make docs`"
     text = drawing.PAGE.read_text()
     assert text == drawing.page(text), "run `make docs`"

@@ -34,6 +34,9 @@ from tests.builders.workspace import record, write_traffic
 from tests.cli_process import run_command
 from tests.kafka_topics import Topics
 from tests.packaging.doc_commands import PAGES, ROOT, Command, commands, mentions
+from tests.servers.fake_llamacpp import FakeLlamaCpp
+from tests.servers.fake_server import FakeServer, running
+from tests.servers.fake_sglang import FakeSglang
 from tests.services import PATIENCE_S, free_port
 from tests.small_models import letter_tokenizer, save_model, tiny_llama
 
@@ -55,7 +58,6 @@ OF_OTHERS = {
     "opentelemetry-instrument": "OpenTelemetry's own",
     "sha256sum": "coreutils' own; on a release's digests: tests/packaging/test_release.py",
     "gh": "GitHub's own",
-    ".": "the shell's",
     "cd": "the shell's",
     "export": "the shell's",
     "mkdir": "the shell's",
@@ -74,13 +76,16 @@ NOT_RUN = {
     "tail": "follows a log until it is stopped: tests/capture/test_capture_to_kafka.py",
 }
 SERVED = ("worker", "produce", "dead-letters", "db grant")  # need the broker or Postgres
-WORKER_PAGE = "docs/tutorials/mirror-to-ci.md"  # where the worker is run, of all pages that show its command
+WORKER_PAGE = "docs/jobs/own-a-gateway.md"  # where the worker is run, of all pages that show its command
 # `make test-all` alone runs these: each takes a second or more.  What they show of the commands is shown by others too.
 LONG_PAGES = {
     WORKER_PAGE,
     *(f"docs/{name}.md" for name in ("planning", "replay", "routes", "try")),
 }
 NUM_RECORDS = 120
+# The servers of a page: without speculation, and with it.
+SERVERS = ("http://localhost:8000", "http://localhost:8001")
+KINDS = {"docs/jobs/run-sglang.md": FakeSglang, "docs/jobs/run-llamacpp.md": FakeLlamaCpp}  # else vLLM's
 
 
 def _text(command: Command) -> str:
@@ -97,7 +102,7 @@ RUN = [each for each in SHADOWSPEC if _is_run(each)]
 
 def test_the_documentation_has_commands() -> None:
     assert len(SHADOWSPEC) > 40
-    assert {each.page for each in RUN} >= {"README.md", "docs/tutorials/first-verdict.md", "docs/policy.md"}
+    assert {each.page for each in RUN} >= {"README.md", "docs/jobs/run-vllm.md", "docs/jobs/on-call.md"}
     assert len(MENTIONS) > 100
 
 
@@ -140,7 +145,7 @@ def test_make_has_every_target_and_variable() -> None:
 
 
 def test_python_has_every_module_and_file() -> None:
-    elsewhere = ("vllm.",)  # of an environment of its own
+    elsewhere = ("vllm.", "sglang.")  # of an environment of its own
     for command in COMMANDS:
         if "python" not in command.words[0]:
             continue
@@ -207,13 +212,16 @@ def test_the_commands_of_a_page_run_as_written(
         request.getfixturevalue("services")
         if not any(_text(each) == "db upgrade" for each in given):
             schema.upgrade(os.environ["SHADOWSPEC_DATABASE_URL"])
-    for each in given:
-        if _text(each) == "worker":
-            _run_worker()
-            continue
-        done = run_command(monkeypatch, capsys, *each.words[1:])
-        # The evidence is a recording of one day, and old.
-        assert done.code in ((3, 4) if each.words[1] == "check" else (0,)), f"{each}\n{done.err}"
+    servers = [KINDS.get(page, FakeServer)(depth, model="my-model", tells_cached=True, step_s=0.0) for depth in (0, 3)]
+    with running(*servers):
+        urls = dict(zip(SERVERS, (server.url for server in servers), strict=True))
+        for each in given:
+            if _text(each) == "worker":
+                _run_worker()
+                continue
+            done = run_command(monkeypatch, capsys, *(urls.get(word, word) for word in each.words[1:]))
+            # The evidence is a recording of one day, and old.
+            assert done.code in ((3, 4) if each.words[1] == "check" else (0,)), f"{each}\n{done.err}"
 
 
 @pytest.fixture

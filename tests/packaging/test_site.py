@@ -32,7 +32,3 @@ def test_every_link_of_the_documentation_leads_somewhere(tmp_path: Path) -> None
 def test_every_link_of_the_pages_beside_it_leads_somewhere(name: str) -> None:
     targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / name).read_text(encoding="utf-8"))
     assert [target for target in targets if not (ROOT / target).exists()] == []
-
-
-def test_readme_can_be_read_in_a_few_minutes() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 900
