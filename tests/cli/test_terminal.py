@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -17,6 +18,8 @@ from shadowspec.errors import ExitCode
 
 MAIN = [sys.executable, "-m", "shadowspec"]
 ONE_SCREEN = 40  # lines
+QUESTION = b"[Y/n]: "
+NO_SERVER = "127.0.0.1:9"
 COLOUR = re.compile(r"\x1b\[[0-9;]*(?:3[0-7]|9[0-7]|38;5|48;5)")
 
 
@@ -26,6 +29,11 @@ def environment(**changes: str) -> dict[str, str]:
 
 def at_terminal(*arguments: str, columns: int = 80, **changes: str) -> str:
     """What a command writes at a terminal of so many columns."""
+    return answered_at_terminal(*arguments, columns=columns, **changes)[1]
+
+
+def answered_at_terminal(*arguments: str, typed: str = "", columns: int = 80, **changes: str) -> tuple[int, str]:
+    """A command's exit code and what it writes at a terminal, on which somebody types once it asks."""
     leader, follower = pty.openpty()
     done = subprocess.Popen(
         [*MAIN, *arguments],
@@ -44,9 +52,14 @@ def at_terminal(*arguments: str, columns: int = 80, **changes: str) -> str:
         if not part:
             break
         written += part
-    done.wait(60)
-    os.close(leader)
-    return written.decode()
+        if typed and QUESTION in written:
+            os.write(leader, typed.encode())
+            typed = ""
+    try:
+        return done.wait(60), written.decode()
+    finally:
+        done.kill()
+        os.close(leader)
 
 
 def test_the_help_fits_one_screen_and_begins_with_the_five_that_matter() -> None:
@@ -97,3 +110,35 @@ def test_the_shell_completes_commands_options_and_values(typed: str, offered: li
     words = {"_SHADOWSPEC_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     done = subprocess.run(MAIN, capture_output=True, text=True, check=False, env=environment(**words), cwd=tmp_path)
     assert done.stdout.split() == offered, done.stderr
+
+
+@pytest.fixture
+def unknown_log(tmp_path: Path) -> list[str]:
+    """A trial of a log of one's own, through servers that are away: what is asked comes before they are."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"body": body, "ts": 1_700_000_000, "answer": "Hi"}) + "\n", encoding="utf-8")
+    servers = ("--baseline", f"http://{NO_SERVER}", "--speculative", f"http://{NO_SERVER}0")
+    return ["try", "--traffic", str(path), *servers, "--out", str(tmp_path / "out")]
+
+
+@pytest.mark.parametrize("typed", ["y\n", "\n"])
+def test_a_proposed_map_is_used_if_the_user_agrees(unknown_log: list[str], typed: str) -> None:
+    code, written = answered_at_terminal(*unknown_log, typed=typed, columns=200)
+    assert "line 1 has request under `body`, time under `ts`, response under `answer`" in written
+    assert "Read it with --map request=body,time=ts,response=answer?" in written
+    assert (code, NO_SERVER in written) == (ExitCode.UNAVAILABLE, True), "the file is read, and the servers are next"
+
+
+def test_a_proposed_map_is_not_used_if_the_user_declines(unknown_log: list[str]) -> None:
+    code, written = answered_at_terminal(*unknown_log, typed="n\n", columns=200)
+    assert (code, "none of its first 1 line is a record (unknown_format: 1)" in written) == (ExitCode.NO_DATA, True)
+    assert NO_SERVER not in written
+    assert "Hello" not in written
+
+
+def test_nobody_is_asked_without_a_terminal(unknown_log: list[str]) -> None:
+    done = subprocess.run([*MAIN, *unknown_log], input="y\n", capture_output=True, text=True, env=environment())
+    assert done.returncode == ExitCode.NO_DATA
+    assert "give --map request=body,time=ts,response=answer" in " ".join(done.stderr.split())
+    assert QUESTION.decode() not in done.stderr + done.stdout
