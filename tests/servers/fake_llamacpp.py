@@ -88,6 +88,9 @@ class FakeLlamaCpp(FakeServer):
         return "\n".join(lines) + "\n"
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        if not 0 <= body.get("repeat_last_n", 0) < 2**31:  # as 0.7; -1 was the whole context
+            await respond(writer, 400, json.dumps({"error": {"code": 400, "message": "hush"}}))
+            return
         if not body.get("stream"):
             await (self._score(body, writer) if "n_probs" in body else self._answer_whole(body, writer))
             return

@@ -74,6 +74,7 @@ from shadowspec.types.served_methods import plain_key
 
 SEEDS: Final = 2**32 - 1  # the number after these means "draw one"
 SAMPLERS: Final = ("penalties", "temperature", "min_p", "top_k", "top_p")  # in the order of shadowspec.engine.sampling
+TEMPLATE_TOKENS: Final = 4_096  # that a template adds to a chat at most; 0.7 refuses a penalty's -1, the whole context
 CERTAIN: Final = 1_000.0  # added to the logit of a token that must come
 END_TOKEN: Final = "eos"  # noqa: S105 - why an answer ended
 _ENDS: Final = {END_TOKEN: "stop", "word": "stop", "limit": LENGTH}
@@ -250,7 +251,7 @@ class LlamaCpp(ServingEngine):
         """
         own = self.body_of(replace(request, constraint=None), model, salt)
         penalties = {
-            "repeat_last_n": -1,  # of the whole context
+            "repeat_last_n": len(request.chat or b"") + request.sampling.max_tokens + TEMPLATE_TOKENS,  # or more
             "presence_penalty": request.sampling.presence_penalty,
             "frequency_penalty": request.sampling.frequency_penalty,
         }
