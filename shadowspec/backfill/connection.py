@@ -6,20 +6,18 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import psutil
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from shadowspec.child_processes import watched
 from shadowspec.errors import ServiceUnavailableError
 
 WATCH_S: Final = 2.0  # between two looks at the cluster
@@ -84,7 +82,8 @@ def connect(address: str | None, *, verbose: bool = False) -> Iterator[Resources
             raise ServiceUnavailableError(f"no Ray cluster {where} ({type(error).__name__}: {error})") from error
         stack.callback(ray.shutdown)
         watch = stack.enter_context(
-            _watch(_some_vital_ended(_vital()) if address is None else lambda: _num_nodes() == 0)
+            # Ray itself would wait for ever, and its handler of SIGTERM would leave its folder behind silently.
+            watched(_some_vital_ended(_vital()) if address is None else lambda: _num_nodes() == 0, WATCH_S)
         )
         total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         try:
@@ -114,44 +113,6 @@ def _start(attempts: int, options: Mapping[str, Any]) -> None:
                 raise
         else:
             return
-
-
-@dataclass(slots=True)
-class _Watch:
-    is_gone: bool = False
-
-
-@contextlib.contextmanager
-def _watch(is_gone: Callable[[], bool]) -> Iterator[_Watch]:
-    """Check a cluster every WATCH_S, and interrupt where it is gone: Ray itself would wait forever.
-
-    SIGTERM, too, interrupts as Ctrl-C does meanwhile; Ray's handler would leave its folder behind silently.
-    """
-    watch = _Watch()
-    if threading.current_thread() is not threading.main_thread():
-        yield watch  # signals are the main thread's
-        return
-    is_over = threading.Event()
-
-    def look() -> None:
-        while not is_over.wait(WATCH_S):
-            if is_gone():
-                watch.is_gone = True
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    looker = threading.Thread(target=look, name="ray-watch", daemon=True)
-    looker.start()
-    try:
-        yield watch
-    finally:
-        is_over.set()
-        looker.join(WATCH_S)  # it may be asking a cluster that does not answer
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 def _vital() -> list[psutil.Process]:

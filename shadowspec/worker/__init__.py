@@ -2,5 +2,5 @@
 
 In: messages of the mirror, and the results of an engine process.
 Out: rows and ledger positions in one transaction, then committed offsets.
-Imports: gate, tap, store, metrics, gc_control, types, errors.
+Imports: gate, tap, store, metrics, gc_control, child_processes, types, errors.
 """

@@ -13,7 +13,6 @@ Both ends run this code, so that the pickles are safe to load.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import logging
 import multiprocessing
@@ -26,11 +25,11 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
+from shadowspec.child_processes import STOPPING, end_with_parent, stopping_blocked
 from shadowspec.errors import ServiceUnavailableError, ShadowSpecError
 from shadowspec.types import Block, BlockResult, FingerprintedConfig
 
@@ -39,8 +38,6 @@ log = logging.getLogger(__name__)
 FIRST_BACKOFF_S = 1.0  # before an engine is built again where no block explains why it was not; doubled each time
 LONGEST_BACKOFF_S = 30.0
 EXIT_GRACE_S = 10.0  # for a child that has closed its end: a driver takes seconds to let go of a device
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_IGNORED = (signal.SIGINT, signal.SIGTERM)
 _LENGTH: Final = struct.Struct("!Q")  # bytes of the message that follows
 _RECEIVE_BYTES = 1024 * 1024
 _SEND_BUFFER_BYTES = 4 * 1024 * 1024  # asked of the kernel: a block waiting its turn is there without another send
@@ -205,7 +202,7 @@ class EngineProcess:
         self._process = multiprocessing.get_context("spawn").Process(
             target=_run, args=arguments, name=self._name, daemon=True
         )
-        with _block_signals(), its:
+        with stopping_blocked(), its:
             self._process.start()
         # Before multiprocessing's hook, which would wait for a child that ignores its SIGTERM.
         atexit.register(self.kill)
@@ -274,22 +271,12 @@ class EngineProcess:
         atexit.unregister(self.kill)
 
 
-@contextmanager
-def _block_signals() -> Iterator[None]:
-    """Signals wait meanwhile, and a process started here begins with them waiting: none kills it too early."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _run(connection: socket.socket, factory: bytes, parent: int, log_level: int) -> None:
     """The child: build the engines, then measure until asked to stop or the parent is gone."""
-    for ignored in _IGNORED:
+    for ignored in STOPPING:
         signal.signal(ignored, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
-    _end_with_parent(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
+    end_with_parent(parent)  # elsewhere than on Linux the closed channel ends it a block later
     os.set_inheritable(connection.fileno(), False)  # a helper of torch's must not hold our end open
     faulthandler.enable()
     logging.basicConfig(
@@ -347,11 +334,3 @@ def _without_message(error: BaseException) -> str:
     """Class of an error and where it was raised; its message may quote prompts."""
     places = traceback.extract_tb(error.__traceback__)
     return " < ".join([type(error).__name__, *(f"{p.name} ({p.filename}:{p.lineno})" for p in reversed(places))])
-
-
-def _end_with_parent(parent: int) -> None:
-    """Be killed when the parent ends; elsewhere than on Linux the closed channel ends the child a block later."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # the parent went before it could be tied to

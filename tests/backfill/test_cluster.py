@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from shadowspec.backfill import connection
-from shadowspec.backfill.connection import _discarded_stderr, _watch
+from shadowspec.backfill.connection import _discarded_stderr
+from shadowspec.child_processes import watched
 from tests.backfill.deadly_rows import FILES, ROWS, SECRET
 from tests.backfill.processes import Process, processes_of, python, temporary_folder, wait_for_actors, wait_until_ended
 from tests.services import PATIENCE_S
@@ -79,7 +80,7 @@ def test_a_cluster_that_ended_is_told_and_not_waited_for() -> None:
 
 def test_a_signal_ends_as_an_interruption_does_and_means_what_it_meant_afterwards() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), _watch(lambda: False):
+    with pytest.raises(KeyboardInterrupt), watched(lambda: False, 2.0):
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
 
