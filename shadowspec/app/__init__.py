@@ -4,5 +4,5 @@ the worker process.
 In: a configuration and an open store.
 Out: rows in the store, progress, and the values that commands print.
 Imports: config, worker, scheduler, simulate, backfill, reports, rollout, live, planning, gate, engine, servers, tap,
-    store, quality, metrics, text, model_folder, gc_control, types, errors.
+    store, quality, metrics, text, model_folder, gc_control, child_processes, types, errors.
 """

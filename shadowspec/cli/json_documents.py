@@ -34,7 +34,7 @@ from shadowspec.cli.profile_server import ServerProfileDocument
 from shadowspec.cli.replay import ReplayDocument
 from shadowspec.cli.run import RunDocument
 from shadowspec.cli.simulate import SimulateDocument
-from shadowspec.cli.try_out import TryDocument
+from shadowspec.cli.trial_view import TryDocument
 from shadowspec.reports.period.period_document import PeriodDocument
 from shadowspec.reports.report.report_document import ReportDocument
 from shadowspec.rollout.check.answer import CheckDocument

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from shadowspec.app.progress_bar import notes
-from shadowspec.app.public_decisions import DecisionDocument, public_decision
+from shadowspec.app.progress_bar import notes, progress_bar
 from shadowspec.app.try_out.configuration import DEFAULT_LOAD
-from shadowspec.app.try_out.preparation import PreparedTrial, prepare
-from shadowspec.app.try_out.sample import UnknownFormatError
-from shadowspec.app.try_out.survey import refusals
-from shadowspec.cli.console import print_json, write_file
-from shadowspec.cli.measuring_view import MeasuringView, shown_decisions
+from shadowspec.app.try_out.preparation import prepare
+from shadowspec.app.try_out.sample import UnknownFormatError, read_sample
+from shadowspec.app.try_out.started_servers import STARTABLE, StartPlan, plan_start, start_servers
+from shadowspec.app.try_out.trial_servers import TrialUrls
+from shadowspec.cli.console import write_file
+from shadowspec.cli.measuring_view import MeasuringView
 from shadowspec.cli.options import (
     ArrivalsOption,
     BaselineOption,
@@ -31,40 +31,16 @@ from shadowspec.cli.options import (
     chosen_map,
     chosen_trace,
 )
-from shadowspec.cli.screen_view import print_screen
-from shadowspec.cli.serving_engine import choose_serving_engine, chosen_servers, is_in_process, verdicts_for
+from shadowspec.cli.serving_engine import choose_serving_engine, chosen_servers
+from shadowspec.cli.trial_view import print_estimate, print_outcome, print_plan
 from shadowspec.errors import ExitCode, NoDataError, UsageError
-from shadowspec.gate.verdict.hold_reasons import needed_for_promotion, span_needed
-from shadowspec.reports.content.endpoint_rows import basis_notes, endpoint_rows
-from shadowspec.reports.content.notes import REHEARSAL_NOTE
-from shadowspec.reports.content.screen_rows import FirstScreen
-from shadowspec.reports.report import render_html, verdict_tables
+from shadowspec.reports.report import render_html
 from shadowspec.servers.engines import ENGINES
-from shadowspec.tap.formats import FieldMap
-from shadowspec.text import plain_text, plural, span_text
-from shadowspec.types import Decision
-from shadowspec.types.public_documents import PublicDocument
-
-if TYPE_CHECKING:
-    from shadowspec.app.try_out.measuring import LoadedTrial, TrialOutcome
+from shadowspec.tap.formats import FieldMap, MessageFormat
+from shadowspec.tap.load_trace import LoadTrace
+from shadowspec.text import span_text
 
 DEFAULT_OUT = Path("shadowspec-try")
-
-
-class TryDocument(PublicDocument, frozen=True, kw_only=True):
-    """The trial of `try --json`; `still_wanted` is what each candidate needs for production."""
-
-    recording_only: bool
-    rehearsal: bool
-    decisions: Sequence[DecisionDocument]
-    still_wanted: Mapping[str, Sequence[str]]
-    ended_by: str
-    records_read: int
-    requests_measured: int
-    requests_found: int
-    config: str
-    report: str
-    seconds: float
 
 
 def try_out(
@@ -74,7 +50,9 @@ def try_out(
     target: Annotated[
         Path | None,
         typer.Option(
-            "--target", metavar="DIR", help="Folder of the served model; with servers of its tokenizer, if at all."
+            "--target",
+            metavar="DIR",
+            help="Folder of the served model, for llama.cpp its file; with servers of its tokenizer, if at all.",
         ),
     ] = None,
     baseline: BaselineOption = None,
@@ -82,6 +60,22 @@ def try_out(
     draft: Annotated[
         Path | None,
         typer.Option("--draft", metavar="DIR", help="Folder of a draft model; n-gram and suffix need none."),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--start",
+            metavar="ENGINE",
+            help=f"Start both servers of the model, and stop them again: {' or '.join(STARTABLE)}.",
+        ),
+    ] = None,
+    engine_command: Annotated[
+        str | None,
+        typer.Option(
+            "--engine-command",
+            metavar="COMMAND",
+            help="What --start runs, with options of both servers; default: the engine's program.",
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
@@ -111,21 +105,74 @@ def try_out(
 ) -> None:
     """Measure a recording on a model or on its servers without a configuration file: does speculation pay?
 
-    Endpoint, slices and candidates are inferred. With --baseline and --speculative the verdict is one of the servers'
-    engine. Else it is one of the engine in this process, where n-gram and suffix are always candidates. Ctrl-C ends
-    with the verdict so far; run the same command again to resume. The policy is a trial policy: its verdicts are valid
-    for this recording only, and `export` and `check` refuse them.
+    Endpoint, slices and candidates are inferred. Through servers the verdict is one of their engine. Else it is one of
+    the engine in this process, where n-gram and suffix are always candidates. Ctrl-C ends with the verdict so far; run
+    the same command again to resume. The policy is a trial policy: its verdicts are valid for this recording only, and
+    `export` and `check` refuse them.
     """
     started = time.monotonic()
 
     if minutes is not None and not (math.isfinite(minutes) and minutes > 0.0):
         raise UsageError(f"--minutes {minutes:g}: must be above 0; leave it out to measure the whole recording")
-    servers = chosen_servers(baseline, speculative, draft)
-    if servers is None and target is None:
-        raise UsageError(
-            "try measures a model or its servers; give --target DIR, or --baseline URL and --speculative URL"
+    ends_at = started + (math.inf if minutes is None else minutes * 60.0)
+    trace = chosen_trace(arrivals)
+    measuring = partial(_try_out, traffic, out, models or (), load, trace, minutes, ends_at, as_json=as_json)
+    if start is None:
+        if engine_command is not None:
+            raise UsageError("--engine-command is what --start runs; give --start ENGINE too")
+        given = chosen_servers(baseline, speculative, draft)
+        if given is None and target is None:
+            raise UsageError(
+                "try measures a model or its servers; give --target DIR, or --baseline URL and --speculative URL"
+            )
+        engine = serving_engine if given is not None else choose_serving_engine(serving_engine, None)
+        measuring(target, draft, None if given is None else TrialUrls(*given), engine, chosen_map(field_map))
+        return
+    if baseline is not None or speculative:
+        raise UsageError("--start starts both servers; leave --baseline and --speculative out")
+    plan = plan_start(start, engine_command, target, draft, load)
+    known_map = _checked_map(traffic, chosen_map(field_map))
+    with _started(plan) as urls:
+        measuring(plan.folder, None, urls, serving_engine, known_map)
+
+
+@contextmanager
+def _started(plan: StartPlan) -> Iterator[TrialUrls]:
+    """The servers of the plan, started with progress."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        with progress_bar() as bar:
+            task = bar.add_task(f"starting {plan.engine.title}", total=2, detail="")
+            urls = stack.enter_context(
+                start_servers(plan, lambda ready, wait: bar.update(task, completed=ready, detail=wait))
+            )
+        notes.print(
+            f"both servers of {plan.engine.title} are ready after {span_text(time.monotonic() - began)}: "
+            f"{urls.baseline}, and {urls.speculative[0]} with {plan.method}; their logs may hold prompts and are "
+            "deleted at the end",
+            highlight=False,
+            soft_wrap=True,
         )
-    engine = serving_engine if servers is not None else choose_serving_engine(serving_engine, None)
+        yield urls
+
+
+def _try_out(
+    traffic: str,
+    out: Path,
+    models: Sequence[str],
+    load: int,
+    trace: LoadTrace | None,
+    minutes: float | None,
+    ends_at: float,
+    target: Path | None,
+    draft: Path | None,
+    servers: TrialUrls | None,
+    engine: str | None,
+    field_map: FieldMap | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Prepare the trial, measure it, and print what it came to."""
     notes.print(f"reading the traffic{' and the tokenizer' if target is not None else ''}", highlight=False)
     preparing = partial(
         prepare,
@@ -133,17 +180,17 @@ def try_out(
         traffic,
         draft,
         out,
-        models=models or (),
+        models=models,
         serving_engine=engine,
         concurrency=load,
-        trace=chosen_trace(arrivals),
+        trace=trace,
         servers=servers,
     )
     try:
-        trial = preparing(field_map=chosen_map(field_map))
+        trial = preparing(field_map=field_map)
     except UnknownFormatError as error:
         trial = preparing(field_map=_agreed_map(error))
-    _print_plan(trial)
+    print_plan(trial)
 
     from shadowspec.app.try_out.measuring import load_trial
 
@@ -153,20 +200,29 @@ def try_out(
     ):
         status.stop()
         trial = loaded.trial
-        _print_estimate(loaded, minutes)
+        print_estimate(loaded, minutes)
         with MeasuringView() as view:
-            outcome = loaded.measure(started + (math.inf if minutes is None else minutes * 60.0), view.show)
+            outcome = loaded.measure(ends_at, view.show)
     report = out / "report.html"
     has_figures = outcome.progress.done.requests_measured + outcome.progress.done.requests_found > 0
     if has_figures:
         write_file(report, render_html(outcome.report))
-        _print_outcome(trial, outcome, report, as_json=as_json)
+        print_outcome(trial, outcome, report, as_json=as_json)
     if outcome.ended_by == "interrupt":
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not has_figures:
         raise NoDataError(
             f"{traffic}: no request was measured, because no usable one was drawn for timing; record more sessions"
         )
+
+
+def _checked_map(traffic: str, field_map: FieldMap | None) -> FieldMap | None:
+    """The map with which the traffic is read, which is known before servers take minutes to start."""
+    try:
+        read_sample(traffic, field_map or MessageFormat.AUTO)
+    except UnknownFormatError as error:
+        return _agreed_map(error)
+    return field_map
 
 
 def _agreed_map(error: UnknownFormatError) -> FieldMap:
@@ -177,130 +233,3 @@ def _agreed_map(error: UnknownFormatError) -> FieldMap:
     if not typer.confirm(f"Read it with --map {error.proposal}?", default=True, err=True):
         raise error
     return error.proposal
-
-
-def _print_plan(trial: PreparedTrial) -> None:
-    """The inferred settings."""
-    inputs, survey, others = trial.inputs, trial.survey, trial.others
-    # Records of other models are named by their models.
-    refused = Counter({name: number for name, number in survey.refused.items() if name != "other_model" or not others})
-    num_requests, num_sessions = len(survey.requests), len(survey.sessions)
-    sampled = "" if trial.sample.scale == 1.0 else f" in the first {trial.sample.num_sampled:,} lines"
-    span = span_text((survey.last - survey.first).total_seconds())
-    candidates = ", ".join(candidate.name for candidate in trial.config.endpoints[inputs.endpoint].candidates)
-    labels = ", ".join(trial.slicing.slice_by)
-    slices = labels if trial.slicing.is_divided else f"none ({labels}: one value)"
-    reach = f"ENABLE needs {trial.min_timed:,} or more"
-    if inputs.servers is None and not is_in_process(inputs.serving_engine):
-        reach += f", timed on {inputs.serving_engine}; a trial in this process ends in HOLD"
-    elif trial.num_timed < trial.min_timed:
-        reach += ", so expect HOLD or DISABLE"
-    lines = [
-        f"{plural(num_requests, 'usable request')} of {plural(num_sessions, 'session')}{sampled}, {span}, "
-        f"model {', '.join(inputs.served_models)}{survey.mismatch}",
-        *([f"not usable: {refusals(refused)}"] if refused else []),
-        *trial.sample.gaps,
-        *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
-        f"candidates: {candidates}; load: {plural(inputs.concurrency, 'request')} at once (--load); "
-        f"slices by: {slices}",
-        f"serving engine: {inputs.serving_engine}, measured on it"
-        if inputs.servers is not None
-        else f"serving engine: {verdicts_for(inputs.serving_engine)}",
-        f"sampling: {trial.config.endpoints[inputs.endpoint].sampling.text}",
-        f"timed: about {plural(round(trial.num_timed), 'request')}, at most one of each session; {reach}",
-        f"trial policy: verdicts speak of this recording only ({trial.config_path})",
-    ]
-    for line in lines:
-        notes.print(plain_text(line), markup=False, highlight=False, soft_wrap=True)
-
-
-def _print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
-    limit = "" if minutes is None else f"; --minutes ends the command after {span_text(minutes * 60)}"
-    basis = f"the {plural(loaded.num_before, 'request')} measured before" if loaded.num_before else "a warm-up"
-    wait = "its time is known after the first block"
-    if loaded.estimated_s is not None:
-        wait = f"in about {span_text(loaded.estimated_s)}, by {basis}"
-    notes.print(
-        f"estimate: {plural(round(loaded.num_left), 'request')}, {wait}{limit}; Ctrl-C ends it with the verdict so far",
-        highlight=False,
-        soft_wrap=True,
-    )
-    if loaded.max_new_tokens is not None:
-        notes.print(
-            f"outputs are cut at {loaded.max_new_tokens} tokens, so that a block takes seconds on this device "
-            "(max_new_tokens in the configuration)",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
-    """The verdicts, what production still needs, and the next step."""
-    progress, wanted, is_whole = outcome.progress, _still_wanted(trial, outcome.decisions), outcome.ended_by == "end"
-    if as_json:
-        print_json(
-            TryDocument(
-                recording_only=True,
-                rehearsal=not is_whole,
-                decisions=list(map(public_decision, outcome.decisions)),
-                still_wanted=wanted,
-                ended_by=outcome.ended_by,
-                records_read=progress.done.records_read,
-                requests_measured=progress.done.requests_measured,
-                requests_found=progress.done.requests_found,
-                config=str(trial.config_path),
-                report=str(report),
-                seconds=round(progress.seconds, 1),
-            )
-        )
-        return
-    part = "" if is_whole else f" ({progress.done.records_read:,} of {progress.num_records:,} records read)"
-    before = f", {progress.done.requests_found:,} before" if progress.done.requests_found else ""
-    measured = plural(progress.done.requests_measured, "request")
-    notes = (
-        trial.config.dashboard.data_note or "",
-        "" if is_whole else REHEARSAL_NOTE,
-        _for_production(trial, outcome.decisions),
-    )
-    print_screen(
-        FirstScreen(
-            endpoint_rows(outcome.decisions),
-            f"Trial of this recording{part}: {measured} measured in {span_text(progress.seconds)}{before}.",
-            (*basis_notes(outcome.decisions), *filter(None, notes)),
-            f"More: open {report}; --verbose shows slices; `shadowspec gate --tests` every test and `shadowspec plan` "
-            f"the sessions needed, each with --config {report.parent / trial.config_path.name}.",
-        ),
-        lambda: (
-            *verdict_tables(shown_decisions(outcome.decisions)),
-            *(f"{name} still needs for production: {'; '.join(needed)}." for name, needed in wanted.items()),
-        ),
-    )
-
-
-def _for_production(trial: PreparedTrial, decisions: Sequence[Decision]) -> str:
-    """What every candidate lacks before it may be promoted, whatever its tests say."""
-    policy = trial.config.endpoints[trial.inputs.endpoint].policy
-    spans = {span_needed(decision.evidence, policy) for decision in decisions if not decision.slice_key}
-    needs = [span for span in spans if span is not None] if len(spans) == 1 else []
-    lacks = " and ".join((*needs, *_latency_needed(trial)))
-    return "For production: run `shadowspec init`, then measure the mirror of your gateway." + (
-        f" It still needs {lacks}." if lacks else ""
-    )
-
-
-def _latency_needed(trial: PreparedTrial) -> list[str]:
-    """What a trial in this process cannot measure."""
-    engine = trial.inputs.serving_engine
-    serves = "the engine that serves" if is_in_process(engine) else engine
-    latency = f"latency measured on {serves}, through two servers (docs/servers.md)"
-    return [latency] if trial.inputs.servers is None else []
-
-
-def _still_wanted(trial: PreparedTrial, decisions: Sequence[Decision]) -> dict[str, list[str]]:
-    """What each candidate still needs for an ENABLE that may be promoted."""
-    policy = trial.config.endpoints[trial.inputs.endpoint].policy
-    return {
-        decision.config.name: [*needed_for_promotion(decision, policy), *_latency_needed(trial)]
-        for decision in decisions
-        if not decision.slice_key
-    }

@@ -135,6 +135,8 @@ class FakeServer:
             entry = {"id": self.model, "owned_by": self.owner, "root": "/models/t", "max_model_len": self.max_model_len}
             data = [entry, *(entry | {"id": name} for name in self.adapters)]
             await respond(writer, 200, json.dumps({"object": "list", "data": data}))
+        elif path == "/health":
+            await respond(writer, 200, "")
         elif path == "/version":
             await respond(writer, 200, json.dumps({"version": self.version}))
         elif path == "/server_info?config_format=json" and self.drafting is not None:

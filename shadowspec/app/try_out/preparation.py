@@ -20,7 +20,7 @@ from shadowspec.app.try_out.configuration import (
 )
 from shadowspec.app.try_out.sample import Sample, read_sample, served_models
 from shadowspec.app.try_out.survey import Slicing, Survey, survey_sample
-from shadowspec.app.try_out.trial_servers import look_at_servers
+from shadowspec.app.try_out.trial_servers import TrialServers, TrialUrls, look_at_servers
 from shadowspec.config import Config, load_config, served_sampling
 from shadowspec.errors import InputError, UsageError
 from shadowspec.gate.policy import GatePolicy
@@ -28,6 +28,7 @@ from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.gate.verdict.trial_levels import first_level
 from shadowspec.model_folder import TargetTokenizer, require_model_folder
 from shadowspec.servers.engines import prompt_rules_of
+from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.formats import FieldMap, MessageFormat
 from shadowspec.tap.load_trace import LoadTrace
@@ -85,12 +86,12 @@ def prepare(
     concurrency: int,
     field_map: FieldMap | None = None,
     trace: LoadTrace | None = None,
-    servers: tuple[str, Sequence[str]] | None = None,
+    servers: TrialUrls | None = None,
 ) -> PreparedTrial:
     """Check every input, infer the configuration and write it with a secret; one that is there is taken up.
 
-    `servers` are the URLs of a plain server and of speculative ones, through which the trial is measured; they name the
-    serving engine themselves, and need no `target`.
+    `servers` are those through which the trial is measured; they name the serving engine themselves, and need no
+    `target`.
 
     Raises:
         ServerError: a server cannot be reached, or gives no usable answer.
@@ -110,7 +111,7 @@ def prepare(
         needs_weights=servers is None,
     )
     if servers is not None:
-        inputs = _with_servers(inputs, *servers, models, serving_engine)
+        inputs = _with_servers(inputs, servers, models, serving_engine)
     out = out.resolve()
     is_taken_up = _is_taken_up(inputs, out)
     survey = survey_inputs(inputs, sample)
@@ -125,7 +126,18 @@ def prepare(
             f"{out / CONFIG}: was edited and has no endpoint {inputs.endpoint!r} that is measured as this trial; "
             "use it with `shadowspec run --config`, or give another folder with --out"
         )
+    if inputs.servers is not None and inputs.servers.started and endpoint.servers is not None:
+        servers_now = _at(endpoint.servers, inputs.servers)
+        moved = {inputs.endpoint: replace(endpoint, servers=servers_now)}
+        config = replace(config, endpoints={**config.endpoints, **moved})
     return PreparedTrial(inputs, out, sample, survey, slicing, others, config)
+
+
+def _at(settings: ServerSettings, servers: TrialServers) -> ServerSettings:
+    """The settings of servers that the trial has started again, which have other addresses now."""
+    placed = zip(settings.speculative, servers.candidates, strict=True)
+    speculative = tuple(replace(server, url=candidate.url) for server, candidate in placed)
+    return replace(settings, baseline_url=servers.baseline_url, speculative=speculative)
 
 
 def infer_inputs(
@@ -201,14 +213,14 @@ def infer_served(
             require_model_folder(f"--target {target}", target, needs_weights=False)
         folder = None if target is None else target.resolve()
         inputs = TrialInputs(folder, None, None, "", tuple(models), "", DEFAULT_LOAD)
-    return _with_servers(inputs, baseline, speculative, models, serving_engine), sample, others
+    return _with_servers(inputs, TrialUrls(baseline, speculative), models, serving_engine), sample, others
 
 
 def _with_servers(
-    inputs: TrialInputs, baseline: str, speculative: Sequence[str], models: Sequence[str], serving_engine: str | None
+    inputs: TrialInputs, servers: TrialUrls, models: Sequence[str], serving_engine: str | None
 ) -> TrialInputs:
     """The inputs with what the servers say of themselves; `serving_engine` is as it was given, if it was."""
-    served = look_at_servers(baseline, speculative, inputs.target, models[0] if models else None)
+    served = look_at_servers(servers, inputs.target, None if servers.started or not models else models[0])
     names = inputs.served_models or (served.model,)
     return replace(inputs, served_models=names, serving_engine=serving_engine or served.engine, servers=served)
 

@@ -27,6 +27,20 @@ DTYPES: Final[Mapping[str, Literal["bfloat16", "float16", "float32"]]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class TrialUrls:
+    """The roots of a plain server and of speculative ones.
+
+    A trial that starts them itself knows their `method`, and says in `started` what it starts, by which it is known
+    again: their addresses are others each time.
+    """
+
+    baseline: str
+    speculative: Sequence[str]
+    method: str = ""
+    started: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TrialCandidate:
     """What one speculative server does, in the words of a configuration."""
 
@@ -47,15 +61,18 @@ class TrialServers:
     max_model_len: int | None
     candidates: tuple[TrialCandidate, ...]
     has_dtype: bool = True  # whether the target's folder states it; no server does
+    started: str = ""  # `TrialUrls.started`
 
     @property
     def text(self) -> str:
         """The servers, by which a trial is known again."""
+        if self.started:
+            return f"{self.engine}, {self.started}"
         found = (f"{candidate.name} {candidate.url}" for candidate in self.candidates)
         return ", ".join((f"{self.engine} {self.baseline_url}", *found))
 
 
-def look_at_servers(baseline: str, speculative: Sequence[str], target: Path | None, model: str | None) -> TrialServers:
+def look_at_servers(given: TrialUrls, target: Path | None, model: str | None) -> TrialServers:
     """What the servers of a trial say of themselves; each is sent one tiny request.
 
     `target` is the folder of the tokenizer (None: the plain server tokenizes), and `model` the name under which they
@@ -67,7 +84,7 @@ def look_at_servers(baseline: str, speculative: Sequence[str], target: Path | No
         ModelError: the baseline speculates, or another one does not; or there is no folder, and the baseline does not
             say which tokens it makes of a prompt.
     """
-    urls = [_root("baseline", baseline), *(_root("speculative", url) for url in speculative)]
+    urls = [_root("baseline", given.baseline), *(_root("speculative", url) for url in given.speculative)]
     if twice := [url for place, url in enumerate(urls) if url in urls[:place]]:
         raise UsageError(f"{twice[0]}: is given twice; start a server for each of --baseline and --speculative")
     served = model or served_names(urls[0])[0]
@@ -86,21 +103,32 @@ def look_at_servers(baseline: str, speculative: Sequence[str], target: Path | No
             pass
     candidates: list[TrialCandidate] = []
     for server, probe in zip(placed, probes, strict=True):
-        candidates.append(_candidate(server.url, probe, [candidate.name for candidate in candidates]))
+        names = [candidate.name for candidate in candidates]
+        candidates.append(_candidate(server.url, probe, names, given.method or UNREPORTED))
     lengths = [length for probe in (plain, *probes) if (length := probe.identity.max_model_len) is not None]
     engine = configured_name(plain.identity.engine)
     length = min(lengths, default=None)
-    return TrialServers(urls[0], served, engine, settings.dtype, length, tuple(candidates), has_dtype=dtype is not None)
+    return TrialServers(
+        urls[0],
+        served,
+        engine,
+        settings.dtype,
+        length,
+        tuple(candidates),
+        has_dtype=dtype is not None,
+        started=given.started,
+    )
 
 
-def _candidate(url: str, probe: Probe, names: Sequence[str]) -> TrialCandidate:
+def _candidate(url: str, probe: Probe, names: Sequence[str], known: str) -> TrialCandidate:
+    """What a speculative server does; `known` is its method where it does not report it."""
     depth = probe.num_speculative_tokens
     if not depth:
         raise ModelError(
             f"--speculative {url}: it does not say that it speculates; start it with speculation, and with the "
             "options of its engine in docs/servers.md"
         )
-    method = str(setting(dict(probe.drafts.settings), METHOD_KEYS) or UNREPORTED)
+    method = str(setting(dict(probe.drafts.settings), METHOD_KEYS) or known)
     name = f"{method.replace(',', '-')}-k{depth}"
     return TrialCandidate(name if name not in names else f"{name}-{len(names) + 1}", url, method, depth)
 

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final, Protocol
 
 from shadowspec.servers.engines.export_parts import DepthSchedule, Export, MethodKeys, ServedSettings, left_out
+from shadowspec.servers.engines.launching import Launcher
 from shadowspec.servers.engines.rules import EngineRules, differences
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import MetricNames
@@ -104,6 +105,7 @@ class ServingEngine(ABC):
     prompt_rules: ClassVar[PromptRules] = PromptRules()
     returns_text: ClassVar[bool] = True  # beside token ids
     speculation_flags: ClassVar[str | None] = None  # with which a server of it speculates
+    launcher: ClassVar[Launcher | None] = None  # that starts a server of it on this machine
     counts_source: ClassVar[CountsSource]  # of answers that report the accepted tokens of each step
     uncounted: ClassVar[str] = ""  # why neither answers nor counters of a server have them, as a clause
     remedies: ClassVar[Mapping[Lack, str]] = {}

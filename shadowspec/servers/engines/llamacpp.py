@@ -52,6 +52,7 @@ from shadowspec.servers.engines.export_parts import (
     comment_lines,
     counterpart,
 )
+from shadowspec.servers.engines.launching import Launcher, ServerStart, with_defaults
 from shadowspec.servers.engines.reported_facts import llamacpp_facts
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
@@ -82,6 +83,7 @@ _ENDS: Final = {END_TOKEN: "stop", "word": "stop", "limit": LENGTH}
 FORMS: Final = (ConstraintForm.JSON_OBJECT, ConstraintForm.JSON_SCHEMA, ConstraintForm.CHOICE)
 TYPES: Final = {"draft_model": "draft-simple", "eagle3": "draft-eagle3", "ngram": "ngram-simple"}
 GGUF: Final = ".gguf"
+SLOT_TOKENS: Final = 8_192  # of context, for each request of a server that is started here; fewer where the model ends
 REJECTION_MEASURED: Final = "llama.cpp drafts the arg-max and compares, and rejection was measured: exported as off"
 _METRICS: Final = MetricNames(
     prefix="llamacpp:",
@@ -103,6 +105,27 @@ _METRICS: Final = MetricNames(
     model_labels=("model", "model_name", "model_id", "model_alias"),  # of routers and proxies: its own page has none
     has_ranks=False,
 )
+
+
+def _drafting_arguments(config: SpeculationConfig, depth: int) -> list[str]:
+    """With which llama-server drafts by n-grams or by a model, to this depth."""
+    arguments = ["--spec-type", TYPES[config.proposer]]
+    if config.proposer == "ngram":
+        lookup = ["--spec-ngram-simple-size-n", str(config.ngram_max), "--spec-ngram-simple-size-m", str(depth)]
+        return [*arguments, *lookup]
+    arguments += ["--spec-draft-model", str(config.draft), "--spec-draft-n-max", str(depth)]
+    return [*arguments, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+
+
+def _command_line(start: ServerStart, program: Sequence[str]) -> list[str]:
+    words = [
+        *(*program, "--model", start.target, "--alias", start.model),
+        *("--host", start.host, "--port", str(start.port), "--parallel", str(start.slots)),
+        *("--metrics", "--slots", "--jinja"),
+    ]
+    if start.drafting is not None:
+        words += _drafting_arguments(start.drafting, start.drafting.num_speculative_tokens)
+    return with_defaults(words, {("--ctx-size", "-c"): str(start.slots * SLOT_TOKENS)})
 
 
 class _CompletionAnswer(StreamedAnswer):
@@ -171,6 +194,7 @@ class LlamaCpp(ServingEngine):
         broken_arguments=BrokenArguments.REFUSED,
     )
     speculation_flags = "--spec-type and --metrics"
+    launcher = Launcher(("llama-server",), _command_line, methods=TYPES, file_type=GGUF, ngram_sizes=(3, 3))
     method_keys = MethodKeys("spec-type", "spec-draft-n-max", "spec-draft-model")
     counts_source = CountsSource("timings", "each answer's timings")
     uncounted = "sends no timings at each token: it is too old"
@@ -393,15 +417,9 @@ class LlamaCpp(ServingEngine):
         remarks = self.rule_remarks(config)
         if schedule.largest_load_on > last:
             remarks.append(f"speculation above batch size {last} cannot be expressed and is left out")
-        arguments = ["--spec-type", kind]
-        if config.proposer == "ngram":
-            arguments += ["--spec-ngram-simple-size-n", str(config.ngram_max), "--spec-ngram-simple-size-m", str(depth)]
-        else:
-            arguments += ["--spec-draft-model", str(config.draft), "--spec-draft-n-max", str(depth)]
-            arguments += ["--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
-            if not str(config.draft).endswith(GGUF):
-                remarks.append(f"llama.cpp takes a GGUF file: name the one that was converted from {config.draft}")
-        arguments += ["--parallel", str(last)]
+        if config.proposer != "ngram" and not str(config.draft).endswith(GGUF):
+            remarks.append(f"llama.cpp takes a GGUF file: name the one that was converted from {config.draft}")
+        arguments = [*_drafting_arguments(config, depth), "--parallel", str(last)]
         remarks.append(f"--parallel {last} keeps the server at batch sizes that were measured")
         return Export.of([*comment_lines([schedule.basis]), shlex.join(arguments)], remarks)
 

@@ -54,6 +54,7 @@ from shadowspec.servers.engines.export_parts import (
     MethodKeys,
     left_out,
 )
+from shadowspec.servers.engines.launching import Launcher, ServerStart, with_defaults
 from shadowspec.servers.engines.reported_facts import vllm_facts
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
@@ -90,6 +91,13 @@ STRUCTURED_SINCE: Final = (0, 11)  # the first version whose requests know `stru
 # Of a chat's body what /tokenize reads.
 RENDERED: Final = ("messages", "tools", "chat_template_kwargs", "documents", "continue_final_message")
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
+# With which a server that is started here reports what its figures need, and logs no requests.
+REPORTING: Final = (
+    *DETAILED.split(),
+    *("--enable-per-request-metrics", "--enable-prompt-tokens-details"),
+    *("--no-enable-log-requests", "--disable-uvicorn-access-log"),
+)
+HALF: Final = "0.45"  # of the device's memory, for each of two servers
 CACHE_CONFIG: Final = "vllm:cache_config_info"  # one sample for each engine core of a server
 SIZING: Final = ("gpu_memory_utilization", "num_gpu_blocks_override", "kv_cache_memory_bytes")
 MAX_BATCH_SIZE: Final = 2**31 - 1  # means a range without end
@@ -159,6 +167,33 @@ _METRICS: Final = MetricNames(
 )
 
 
+def _drafting_values(config: SpeculationConfig) -> dict[str, object]:
+    """The keys of `--speculative-config` for n-grams or a model, beside its depth."""
+    if config.proposer == "ngram":
+        return {"method": "ngram", "prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
+    if config.proposer == HETEROGENEOUS:
+        return {"method": "draft_model", "model": config.draft, "use_heterogeneous_vocab": True}
+    is_sampling = config.verify_rule is VerifyRule.REJECTION
+    return {
+        "method": config.proposer,
+        "model": config.draft,
+        "draft_sample_method": "probabilistic" if is_sampling else "greedy",
+    }
+
+
+def _command_line(start: ServerStart, program: Sequence[str]) -> list[str]:
+    """`vllm serve` takes the model as its first argument, the module as an option."""
+    words, target = list(program), ["--model", start.target]
+    if "serve" in words:
+        words.insert(words.index("serve") + 1, start.target)
+        target = []
+    words += [*target, "--served-model-name", start.model, "--host", start.host, "--port", str(start.port), *REPORTING]
+    if start.drafting is not None:
+        depth = {"num_speculative_tokens": start.drafting.num_speculative_tokens}
+        words += ["--speculative-config", json.dumps(_drafting_values(start.drafting) | depth)]
+    return with_defaults(words, {("--gpu-memory-utilization",): HALF})
+
+
 class Vllm(ServingEngine):
     """vLLM, and any server of OpenAI's API that names no engine that is known."""
 
@@ -172,6 +207,12 @@ class Vllm(ServingEngine):
         tool_fields=(("name", None), ("description", None), ("parameters", None), ("strict", OMITTED))
     )
     speculation_flags = "--speculative-config"
+    launcher = Launcher(
+        ("vllm", "serve"),
+        _command_line,
+        module="vllm.entrypoints.openai.api_server",
+        variables={"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"},
+    )
     method_keys = MethodKeys("method", "num_speculative_tokens", "model")
     counts_source = CountsSource("response", "each answer")
     uncounted = f"does not report its accepted tokens; start vLLM with {DETAILED}"
@@ -350,18 +391,9 @@ class Vllm(ServingEngine):
             "num_speculative_tokens": max(batches.num_speculative_tokens for batches in schedule.ranges)
         }
         remarks = [DATA_PARALLEL, SCHEDULE, *self.rule_remarks(config), *_refused(config)]
-        if config.proposer == "ngram":
-            values |= {"method": "ngram", "prompt_lookup_min": config.ngram_min, "prompt_lookup_max": config.ngram_max}
-        elif config.proposer == HETEROGENEOUS:
-            values |= {"method": "draft_model", "model": config.draft, "use_heterogeneous_vocab": True}
-            remarks.append(SHARED_TOKENS)
-        else:
-            remarks += [SHORTER] if config.proposer == "draft_model" else []
-            values |= {
-                "method": config.proposer,
-                "model": config.draft,
-                "draft_sample_method": "probabilistic" if is_sampling else "greedy",
-            }
+        values |= _drafting_values(config)
+        remarks += [SHORTER] if config.proposer == "draft_model" else []
+        remarks += [SHARED_TOKENS] if config.proposer == HETEROGENEOUS else []
         values["num_speculative_tokens_per_batch_size"] = [
             [batches.first, batches.last or MAX_BATCH_SIZE, batches.num_speculative_tokens]
             for batches in schedule.ranges
