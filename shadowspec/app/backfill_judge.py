@@ -24,6 +24,7 @@ from shadowspec.engine.models import load_end_token_ids
 from shadowspec.engine.replay.response_tokens import Response
 from shadowspec.errors import ConfigError, InputError, RecordError, ShadowSpecError
 from shadowspec.gc_control import give_back
+from shadowspec.tap.formats import FieldMap
 from shadowspec.tap.hashing import KeyedHash
 from shadowspec.tap.responses import LoggedCall, ResponseReader
 from shadowspec.types import BackfilledBlock, BlockPlace, FingerprintedConfig, ReplayedRecord
@@ -88,7 +89,7 @@ def read_file(
     """The blocks of a file that are still to do, then what was read of it."""
     source = None
     try:
-        raws = read_log(place)
+        raws = read_log(place, is_mapped=isinstance(config.file_format, FieldMap))
         first = next(raws)
         source = first.key.source
         numbers, is_whole = finished.get(source, (set(), False))
@@ -101,7 +102,7 @@ def read_file(
             for name, endpoint in chosen_parallel(config, asked.endpoint).items()
         }
         rules = [endpoint.rule for endpoint in config.endpoints.values()]
-        reader = ResponseReader(rules, tokenizers, KeyedHash(secret))
+        reader = ResponseReader(rules, tokenizers, KeyedHash(secret), format=config.file_format)
         responses = (_tag_endpoint(response) for response in logged_responses(chain([first], raws), reader, texts))
         count = 0
         for block in unreplayed_blocks(source, responses, WINDOW):

@@ -29,6 +29,7 @@ from shadowspec.backfill.places import describe_place
 from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import ConfigError
 from shadowspec.store import Store
+from shadowspec.tap.formats import FieldMap
 from shadowspec.text import plural
 from shadowspec.types import Block, BlockResult, FingerprintedConfig
 from shadowspec.worker.engine_process import measure_timed
@@ -74,7 +75,7 @@ def loop_files(
                 pipeline = new_pipeline(config, tokenizers, keyed_hash, unreadable)
                 show = partial(show_progress, bar, task)
                 run = FileRun(pipeline, pool, store, max_requests=max_requests, on_progress=show)
-                return run.run(read_log(place))
+                return run.run(read_log(place, is_mapped=isinstance(config.file_format, FieldMap)))
 
         progress = one_by_one(files, max_requests, measure)
         return FileMeasurement(progress, Counter(store.funnel()) - Counter(before))

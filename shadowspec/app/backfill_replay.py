@@ -33,6 +33,7 @@ from shadowspec.config import Config, load_hash_secret
 from shadowspec.errors import NoDataError
 from shadowspec.store import Store
 from shadowspec.tap.endpoints import Load
+from shadowspec.tap.formats import MessageFormat
 from shadowspec.text import plural
 from shadowspec.types import AcceptanceSums, FingerprintedConfig, FunnelKey
 
@@ -97,7 +98,7 @@ def work_id(
 ) -> str:
     """What is asked for, as a digest: the same work of the same content need not be done again.
 
-    Routing, slices and hashes are part of it, as are weights, device and precision, by the configs' fingerprints.
+    Routing, slices, hashes and a map are part of it; weights, device and precision are by the configs' fingerprints.
     """
     named = {
         name: [[fingerprinted.fingerprint for fingerprinted in group] for group in groups]
@@ -112,7 +113,8 @@ def work_id(
         "loads": (Load(1),),
     }
     rules = [replace(endpoint.rule, **alike, requests_per_slot=1) for endpoint in config.endpoints.values()]
-    said = repr((WINDOW, asked, rules, sorted(named.items()), hashlib.sha256(secret).hexdigest()))
+    mapped = () if config.file_format is MessageFormat.AUTO else (str(config.file_format),)
+    said = repr((WINDOW, asked, rules, sorted(named.items()), hashlib.sha256(secret).hexdigest(), *mapped))
     return hashlib.sha256(said.encode()).hexdigest()
 
 

@@ -48,8 +48,15 @@ _SHOWN: Final = frozenset(
 _MAX_WHOLE: Final = 2.0**53  # beyond it a double is no exact integer
 
 
-def read_log(place: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES) -> Iterator[RawRecord]:
+def read_log(
+    place: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES, is_mapped: bool = False
+) -> Iterator[RawRecord]:
     """The records of one file, in their order.
+
+    Args:
+        place: the file's.
+        max_record_bytes: a longer record comes without its value ("too_large").
+        is_mapped: a map says which columns of Parquet are the parts of a record, so that they keep their names.
 
     Raises:
         InputError: it cannot be read, or is neither.
@@ -60,19 +67,19 @@ def read_log(place: str, *, max_record_bytes: int = DEFAULT_MAX_RECORD_BYTES) ->
             yield from read_stream(stream, describe_place(place), max_record_bytes)
             return
         digest = digest_of(stream)
-    yield from _rows(place, digest, max_record_bytes)
+    yield from _rows(place, digest, max_record_bytes, is_mapped=is_mapped)
 
 
-def _rows(place: str, digest: str, max_record_bytes: int) -> Iterator[RawRecord]:
+def _rows(place: str, digest: str, max_record_bytes: int, *, is_mapped: bool) -> Iterator[RawRecord]:
     number = 0
     with explain_errors(place), closing(open_file(place)) as file:
         table = pyarrow.parquet.ParquetFile(file)
-        column = _message_column(table.schema_arrow, place)
+        column = _message_column(table.schema_arrow, place, is_mapped=is_mapped)
         columns = None if column is None else [column, *_transport_columns(table.schema_arrow)]
         for batch in table.iter_batches(batch_size=ROWS, columns=columns):
             for row in _dicts(batch):
                 number += 1
-                value = _record(row) if column is None else _message(row[column])
+                value = _record(row, is_mapped=is_mapped) if column is None else _message(row[column])
                 at = None if column is None else row.get("timestamp")
                 headers = () if column is None else _headers(row.get("headers"))
                 key = RecordKey(digest, 0, number, 0 if at is None else _milliseconds(at))
@@ -115,17 +122,18 @@ def _headers(given: Any) -> tuple[tuple[str, bytes | None], ...]:
     return tuple((name, value) for name, value in headers if isinstance(name, str) and isinstance(value, bytes | None))
 
 
-def _message_column(schema: pyarrow.Schema, place: str) -> str | None:
+def _message_column(schema: pyarrow.Schema, place: str, *, is_mapped: bool) -> str | None:
     """The column with whole messages; None: the columns are a record's."""
     for name in MESSAGE_COLUMNS:
         index = schema.get_field_index(name)  # -1: none, or several
         if index >= 0 and _holds_bytes(schema.field(index).type):
             return name
-    if any(schema.get_field_index(name) >= 0 for name in RECORD_COLUMNS):
+    if is_mapped or any(schema.get_field_index(name) >= 0 for name in RECORD_COLUMNS):
         return None
     raise InputError(
         f"{describe_place(place)}: has neither a column {' or '.join(MESSAGE_COLUMNS)} of text or bytes with whole "
-        f"messages nor a column {' or '.join(RECORD_COLUMNS)} (its columns: {', '.join(schema.names)})"
+        f"messages nor a column {' or '.join(RECORD_COLUMNS)} (its columns: {', '.join(schema.names)}); say "
+        "with --map where they are"
     )
 
 
@@ -142,9 +150,11 @@ def _message(value: Any) -> bytes | None:
     return value.encode() if isinstance(value, str) else value
 
 
-def _record(row: dict[str, Any]) -> bytes:
+def _record(row: dict[str, Any], *, is_mapped: bool) -> bytes:
     """A row's record as JSON."""
     row = {name: value for name, field in row.items() if (value := _json_form(field)) is not None}
+    if is_mapped:
+        return json.dumps(row, ensure_ascii=False).encode()
     for name, others in _ALIASES.items():
         known = next((row[other] for other in others if other in row), None)
         if known is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,9 +23,11 @@ from shadowspec.cli.options import (
     DepthsOption,
     EndpointOption,
     JsonOption,
+    MapOption,
     MaxRequestsOption,
     NearTieOption,
     VerifyRulesOption,
+    chosen_map,
     chosen_rules,
 )
 from shadowspec.cli.replay import DEFAULT_DEPTHS, DEPTHS_ACROSS, ReplayedFigures, length_text, parse_depths
@@ -113,6 +116,7 @@ def backfill(
         ),
     ] = False,
     max_requests: MaxRequestsOption = None,
+    field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay logged responses on a Ray cluster: `replay` for many files.
@@ -128,7 +132,7 @@ def backfill(
         raise UsageError("--max-requests needs --loop: a replay reads whole blocks")
     require_extra("backfill", "backfill")  # before torch is loaded
     wanted = parse_depths(depths or DEFAULT_DEPTHS)
-    config = load_config(find_config(config_path))
+    config = replace(load_config(find_config(config_path)), given_format=chosen_map(field_map))
     lines = [file for file in files if not ("://" in file or Path(file).is_dir() or is_parquet(file))]
     require_inputs(config, lines, endpoint, needs_weights=is_loop)
     from shadowspec.app.backfill_judge import chosen_parallel

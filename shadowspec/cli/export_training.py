@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from shadowspec.app.before_loading import require_endpoints
 from shadowspec.app.training_export import ExportedSlice, TrainingExport, export_training
 from shadowspec.cli.console import print_json, results
-from shadowspec.cli.options import ConfigOption, JsonOption, OneEndpointOption, SliceOption
+from shadowspec.cli.options import ConfigOption, JsonOption, MapOption, OneEndpointOption, SliceOption, chosen_map
 from shadowspec.cli.run import FunnelCount, funnel_counts, print_funnel
 from shadowspec.config import find_config, load_config
 from shadowspec.tap.sources import require_file
@@ -60,6 +61,7 @@ def export_training_data(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="New folder for the data set and its card.")],
     slice_labels: SliceOption = None,
     config_path: ConfigOption = None,
+    field_map: MapOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write logged conversations in the form that vllm-project/speculators trains drafts on.
@@ -67,7 +69,7 @@ def export_training_data(
     Conversations are written once, the longest of those that continue each other, with a card of their contents.
     The folder holds the text of prompts: only its owner can read it.
     """
-    config = load_config(find_config(config_path))
+    config = replace(load_config(find_config(config_path)), given_format=chosen_map(field_map))
     require_endpoints(config)
     for log in traffic:
         require_file(log)

@@ -22,7 +22,7 @@ from shadowspec.app.try_out.configuration import (
 from shadowspec.app.try_out.preparation import infer_inputs, infer_served, survey_inputs
 from shadowspec.app.try_out.sample import Sample
 from shadowspec.cli.console import write_file
-from shadowspec.cli.options import BaselineOption, ServedNamesOption, SpeculativeOption
+from shadowspec.cli.options import BaselineOption, MapOption, ServedNamesOption, SpeculativeOption, chosen_map
 from shadowspec.cli.serving_engine import choose_serving_engine, chosen_servers, verdicts_for
 from shadowspec.config import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template, served_sampling
 from shadowspec.config.file import DEFAULT_CONFIG_NAME
@@ -59,6 +59,7 @@ def init(
     server: Annotated[str | None, typer.Option(metavar="URL", help="Read the serving engine from this server.")] = None,
     baseline: BaselineOption = None,
     speculative: SpeculativeOption = None,
+    field_map: MapOption = None,
 ) -> None:
     """Write a starting configuration. Its verdicts are for the serving engine that it names.
 
@@ -84,7 +85,7 @@ def init(
             raise UsageError(f"{file} exists already; --force overwrites it")
     if servers is not None:
         notes.print("looking at the servers", highlight=False)
-        inputs = infer_served(*servers, target, traffic, models or (), serving_engine)
+        inputs = infer_served(*servers, target, traffic, models or (), serving_engine, chosen_map(field_map))
         lines = _write_short(path, inputs, traffic, written)
     else:
         engine = choose_serving_engine(serving_engine, server)
@@ -94,7 +95,13 @@ def init(
         else:
             notes.print("reading the traffic and the tokenizer", highlight=False)
             inferred = infer_inputs(
-                target, traffic, draft, models=models or (), serving_engine=engine, concurrency=DEFAULT_LOAD
+                target,
+                traffic,
+                draft,
+                models=models or (),
+                serving_engine=engine,
+                concurrency=DEFAULT_LOAD,
+                field_map=chosen_map(field_map),
             )
             lines = _write_short(path, inferred, traffic, written, policy_path if full else None)
         lines.append(f"serving_engine: {verdicts_for(engine)}")

@@ -90,7 +90,7 @@ def produce(
     settings = mirror_settings(config_path, bootstrap_servers, topic)
     trace = chosen_trace(arrivals_path)
     times = None if trace is None else ArrivalTimes(trace)
-    arrivals = islice(_arrivals(files, chosen_map(field_map), times), max_messages)
+    arrivals = islice(_arrivals(files, chosen_map(field_map) or settings.message_format, times), max_messages)
     num_messages = num_bytes = num_without_key = 0
     with TopicWriter(settings, topic, name="shadowspec-produce") as writer, progress_bar() as bar:
         task = bar.add_task(f"producing to {topic}", total=max_messages, detail="")
@@ -131,10 +131,10 @@ def produce(
     )
 
 
-def _arrivals(files: list[str], field_map: FieldMap | None, times: ArrivalTimes | None) -> Iterator[Arrival]:
+def _arrivals(files: list[str], format: FieldMap | MessageFormat, times: ArrivalTimes | None) -> Iterator[Arrival]:
     for path in files:
         for raw in read_records(path):
-            arriving = arrival(raw, field_map or MessageFormat.AUTO)
+            arriving = arrival(raw, format)
             yield arriving if times is None else replace(arriving, time=EPOCH + times.next_offset())
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from shadowspec.capture.followed_log import POSITION_SUFFIX, FollowedLog, read_position, write_position
-from shadowspec.cli.options import ConfigOption
+from shadowspec.cli.options import ConfigOption, MapOption, chosen_map
 from shadowspec.cli.produce import BrokersOption, TopicOption, mirror_settings
 from shadowspec.errors import ExitCode, ServiceUnavailableError
 from shadowspec.tap.kafka.arrivals import arrival, without_bodies
@@ -36,6 +36,7 @@ def tail(
     ] = None,
     config_path: ConfigOption = None,
     bootstrap_servers: BrokersOption = None,
+    field_map: MapOption = None,
 ) -> None:
     """Follow a log of mirrored traffic and send each line to a topic, until stopped.
 
@@ -44,6 +45,7 @@ def tail(
     may be sent twice, and none is lost while its file lies uncompressed beside the log.
     """
     settings = mirror_settings(config_path, bootstrap_servers, topic)
+    format = chosen_map(field_map) or settings.message_format
     position_file = position_file or file.with_name(file.name + POSITION_SUFFIX)
     followed = FollowedLog(file, read_position(position_file))
     with (
@@ -58,7 +60,7 @@ def tail(
             if followed.num_too_long > num_too_long:
                 num_too_long = followed.num_too_long
                 log.warning("%s: %d lines so far are too long and were not sent", file, num_too_long)
-            messages = (arrival(RawRecord(RecordKey(str(file), 0, 0), line)).message for line in lines)
+            messages = (arrival(RawRecord(RecordKey(str(file), 0, 0), line), format).message for line in lines)
             try:
                 deliver(writer, messages, patience_s=math.inf, is_stopping=stop.is_set)
             except ServiceUnavailableError as error:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from shadowspec.backfill.logs import ROWS, read_log
 from shadowspec.errors import InputError, NoDataError, ShadowSpecError
-from shadowspec.tap.formats import MessageFormat, open_message
+from shadowspec.tap.formats import FieldMap, MessageFormat, open_message
 from shadowspec.tap.sources import RawRecord, is_parquet, read_records, require_file
 from shadowspec.types import RecordKey
 
@@ -269,8 +269,22 @@ def test_columns_that_say_nothing_are_named(tmp_path: Path, columns: dict[str, A
         list(read_log(str(path)))
     assert str(caught.value) == (
         f"{path}: has neither a column value or message of text or bytes with whole messages nor a column request "
-        f"or request_body (its columns: {names})"
+        f"or request_body (its columns: {names}); say with --map where they are"
     )
+
+
+def test_a_map_reads_columns_of_any_names(tmp_path: Path) -> None:
+    body, answer = {"model": "m", "prompt": "a", "max_tokens": 3.0}, json.dumps({"choices": [{"text": "b"}]})
+    columns = {"request_time": [None], "request": [json.dumps(body)], "said": [answer], "at": [datetime(2026, 1, 1)]}
+    path = written(tmp_path / "t.parquet", columns)
+    with pytest.raises(InputError, match="say with --map where they are"):
+        list(read_log(str(written(tmp_path / "other.parquet", {"call": [json.dumps(body)]}))))
+    (raw,) = read_log(str(path), is_mapped=True)
+    (opened,) = open_message(raw, FieldMap.parse_option("request=request,response=said,time=at"))
+    assert opened.record is not None
+    assert opened.record.request == body
+    assert opened.record.response == {"choices": [{"text": "b"}]}
+    assert opened.record.event_time(0) == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def test_a_name_that_two_columns_have_is_none(tmp_path: Path) -> None:

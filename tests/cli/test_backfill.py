@@ -41,6 +41,7 @@ from shadowspec.engine.models import LoadedModel, load_model
 from shadowspec.engine.replay.replayer import Replayer
 from shadowspec.errors import ConfigError, InputError, NoDataError
 from shadowspec.tap.endpoints import Load
+from shadowspec.tap.formats import FieldMap
 from shadowspec.types import FingerprintedConfig, FunnelKey, RecordKey, ReplayedRecord, VerifyRule
 from tests.backfill.processes import environment
 from tests.builders.answered_records import NGRAM, answered
@@ -173,6 +174,18 @@ def test_blocks_give_what_one_process_replays(
     assert messages == outcome.refusals
 
 
+def test_a_log_of_one_s_own_is_read_by_a_map(workspace: Workspace, target: LoadedModel) -> None:
+    records = [answered(target, number) for number in range(2)]
+    own = [{"call": each["request"], "reply": each["response"], "at": each["timestamp"]} for each in records]
+    traffic = str(write_traffic(workspace.folder / "own.jsonl", own))
+    config = loaded(workspace)
+    unread, _ = blocks_of(config, traffic, ASKED)
+    assert unread[0].funnel == {(None, "malformed", "unknown_format"): 2}
+    mapped = replace(config, given_format=FieldMap.parse_option("request=call,response=reply,time=at,path=path"))
+    (part,), _ = blocks_of(mapped, traffic, ASKED)
+    assert (len(part.calls), part.funnel) == (2, {})
+
+
 @pytest.mark.usefixtures("_short_blocks")
 def test_what_is_finished_is_not_cut_out_again(
     workspace: Workspace, target: LoadedModel, monkeypatch: pytest.MonkeyPatch
@@ -284,6 +297,7 @@ def test_work_is_told_by_all_that_its_rows_depend_on(workspace: Workspace) -> No
         work_id(config, ASKED, b"another secret of sufficient length", configs),
         work_id(config, ASKED, SECRET, fingerprints("a", "c")),
         work_id(config, ASKED, SECRET, fingerprints("a")),
+        work_id(replace(config, given_format=FieldMap.parse_option("request=body")), ASKED, SECRET, configs),
         work_id(
             replace(
                 config,

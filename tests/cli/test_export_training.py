@@ -128,6 +128,22 @@ def test_the_first_line_has_a_value_for_every_key_that_some_line_has(workspace: 
     assert all(any(turn[name] is not None for turn in early) for name in KEYS)
 
 
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_a_log_of_one_s_own_is_read_by_a_map(workspace: Workspace, export: Any, is_configured: bool) -> None:
+    record = chat(1, [user("a question")], assistant("an answer"))
+    own = {"call": record["request"], "reply": record["response"], "at": record["timestamp"]}
+    if is_configured:
+        path = workspace.folder / "shadowspec.toml"
+        mirror = '[kafka]\nbootstrap_servers = ["localhost:1"]\ntopics = ["t"]\ngroup_id = "g"\n'
+        table = 'map = { request = "call", response = "reply", time = "at" }\n'
+        path.write_text(path.read_text(encoding="utf-8") + mirror + table, encoding="utf-8")
+    mapped = () if is_configured else ("--map", "request=call,response=reply,time=at")
+    done = export([own], "--json", *mapped)
+    assert (done.code, done.document["num_conversations"]) == (0, 1), done.err
+    (row,) = rows(workspace.folder)
+    assert [turn["content"] for turn in row["conversations"]] == ["a question", "an answer"]
+
+
 def test_a_streamed_answer_keeps_its_tool_calls_and_its_reasoning(workspace: Workspace, export: Any) -> None:
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "reasoning_content": "I "},

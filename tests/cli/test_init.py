@@ -60,6 +60,17 @@ def test_a_model_and_a_recording_give_a_short_configuration_that_works(
     assert "--force overwrites it" in again.err
 
 
+def test_a_recording_of_one_s_own_is_read_by_a_map(workspace: Workspace, tiny_pair: tuple[Path, Path]) -> None:
+    own = [{"call": each["request"], "at": each["timestamp"]} for each in map(record, range(3))]
+    traffic = str(write_traffic(workspace.folder / "own.jsonl", own))
+    given = ("--target", str(tiny_pair[0]), "--traffic", traffic, "--serving-engine", "vllm")
+    unread = workspace.run("init", "new/shadowspec.toml", *given)
+    assert (unread.code, "give --map request=call" in unread.err) == (4, True), unread.err
+    done = workspace.run("init", "new/shadowspec.toml", *given, "--map", "request=call,time=at")
+    assert done.code == 0, done.err
+    assert list(load_config(workspace.folder / "new/shadowspec.toml", environment={}).endpoints) == ["m"]
+
+
 def test_full_writes_every_key_with_the_same_values(
     workspace: Workspace, tiny_pair: tuple[Path, Path], recording: str
 ) -> None:

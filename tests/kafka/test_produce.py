@@ -158,10 +158,10 @@ def test_rate_and_trace_speed_take_their_time(topics: Topics, tmp_path: Path) ->
 
 
 class Written:
-    """Takes the place of the topic: what is sent, and when."""
+    """Takes the place of the topic's writer."""
 
     def __init__(self, *_: object, **__: object) -> None:
-        self.sent: list[tuple[float, bytes | None]] = []
+        pass
 
     def __enter__(self) -> Written:
         return self
@@ -195,6 +195,23 @@ def test_a_trace_says_when_each_line_is_sent(monkeypatch: pytest.MonkeyPatch, tm
     both = produce(*words, "--rate", 1)
     assert isinstance(both.exception, UsageError)
     assert "--rate and --arrivals exclude each other" in str(both.exception)
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_a_map_says_where_the_key_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_configured: bool) -> None:
+    file, config = tmp_path / "t.jsonl", tmp_path / "shadowspec.toml"
+    file.write_text(json.dumps({"body": {"model": "m", "prompt": "a"}, "client": "s"}) + "\n", encoding="utf-8")
+    table = 'map = { request = "body", session = "client" }' if is_configured else ""
+    config.write_text(
+        f'[kafka]\nbootstrap_servers = ["localhost:1"]\ntopics = ["t"]\ngroup_id = "g"\n{table}\n', encoding="utf-8"
+    )
+    keys: list[bytes | None] = []
+    monkeypatch.setattr(produce_command, "TopicWriter", Written)
+    monkeypatch.setattr(produce_command, "deliver", lambda _, batch: keys.extend(message.key for message in batch))
+    mapped = () if is_configured else ("--map", "request=body,session=client")
+    result = produce(file, "--topic", "t", "--config", config, *mapped)
+    assert result.exit_code == 0, result.output
+    assert keys == [b"s"]
 
 
 @pytest.mark.integration

@@ -190,6 +190,7 @@ def infer_served(
     traffic: str | None,
     models: Sequence[str],
     serving_engine: str | None,
+    field_map: FieldMap | None = None,
 ) -> tuple[TrialInputs, Sample | None, Counter[str]]:
     """The inputs of a configuration by what servers say of themselves, and by a recording if there is one.
 
@@ -206,6 +207,7 @@ def infer_served(
             models=models,
             serving_engine="",
             concurrency=DEFAULT_LOAD,
+            field_map=field_map,
             needs_weights=False,
         )
     else:
