@@ -12,8 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from shadowspec.app.endpoint_plans import SizingPair, plan_document, plan_endpoints
-from shadowspec.app.fleet_plans import DECIDE_WITHIN_S, FleetDocument, FleetEndpoint, FleetGroup, plan_fleet
+from shadowspec.app.fleet_plans import DECIDE_WITHIN_S, plan_fleet
 from shadowspec.cli.console import print_json, results
+from shadowspec.cli.fleet_view import print_fleet, range_end
 from shadowspec.cli.options import ConfigOption, EndpointOption, JsonOption
 from shadowspec.cli.screen_view import print_screen
 from shadowspec.config import find_config, load_config
@@ -73,7 +74,7 @@ def plan(
         if as_json:
             print_json(document)
         else:
-            _print_fleet(document)
+            print_fleet(document)
         return
     planned = plan_endpoints(config, endpoint, capacity)
     sizings = [] if within_s is None else planned.sizings(within_s, rate)
@@ -165,60 +166,6 @@ def _print_sizing(sizings: Sequence[SizingPair], within_s: float) -> None:
     )
 
 
-def _print_fleet(fleet: FleetDocument) -> None:
-    within = span_text(fleet.decide_within_s)
-    waits_s = {name: group.block_wait_s for group in fleet.groups for name in group.endpoints}
-    table = Table(
-        "endpoint", "measured by", "blocks an hour", "device seconds a block", "device hours a week",
-        "decided in (90%)", "waits", box=None,
-    )  # fmt: skip
-    for row in fleet.endpoints:
-        is_assumed = row.is_rate_assumed or row.is_time_assumed
-        cells = (row.endpoint, row.measured_by, _figure(row.blocks_per_hour, row.is_rate_assumed),
-                 _figure(row.device_seconds_per_block, row.is_time_assumed),
-                 _figure(row.device_hours_per_week, is_assumed), _decided_in(row),
-                 _describe_waiting(row, waits_s[row.endpoint]))  # fmt: skip
-        table.add_row(*map(escape, cells))
-    lines = [_describe_group(group, within) for group in fleet.groups]
-    if fleet.not_decided:
-        lines.append(f"not decided within {within} by any number of devices: {', '.join(fleet.not_decided)}")
-    if any(row.is_rate_assumed or row.is_time_assumed for row in fleet.endpoints):
-        lines.append(
-            "* assumed: the policy's budget of blocks, for as many slices as others have; the others' mean seconds"
-        )
-    results.print(table)
-    for line in lines:
-        results.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _figure(value: float | None, is_assumed: bool) -> str:
-    return "unknown" if value is None else f"{value:.3g}{'*' if is_assumed else ''}"
-
-
-def _decided_in(row: FleetEndpoint) -> str:
-    if not row.is_planned:
-        return "no plan yet"
-    return "decided" if row.seconds_p90 == 0.0 else _range_end(row.seconds_p90)
-
-
-def _describe_waiting(row: FleetEndpoint, block_wait_s: float | None) -> str:
-    if not row.waits:
-        return ""
-    if row.verdict_delay_s:
-        return f"verdict {span_text(row.verdict_delay_s)} later"
-    return "evidence falls behind" if block_wait_s is None else f"each block {span_text(block_wait_s)}"
-
-
-def _describe_group(group: FleetGroup, within: str) -> str:
-    busy = f"{group.measured_by}: {plural(len(group.endpoints), 'endpoint')}, busy {group.busy_share:.0%} of the time"
-    if group.engines_needed is None:
-        return f"{busy}: nothing is known of their blocks"
-    if not group.is_served:
-        return f"{busy}: verdicts within {within} need {plural(group.engines_needed, 'device')}"
-    needed = group.engines_needed
-    return f"{busy}: one pair is {'enough' if needed <= 1 else f'not enough, {needed} are'}"
-
-
 def _size(value: float | None) -> str:
     return "impossible" if value is None else f"{value:.2g}"
 
@@ -268,11 +215,7 @@ def _range(median: float | None, late: float | None) -> str:
     """The median time and that of 90% of the futures; None: the futures do not end."""
     if median is None:
         return "not foreseeable"
-    return f"{span_text(median)} (90%: {_range_end(late)})"
-
-
-def _range_end(late: float | None) -> str:
-    return "not foreseeable" if late is None else span_text(late)
+    return f"{span_text(median)} (90%: {range_end(late)})"
 
 
 def _rate(rate: float | None) -> str:

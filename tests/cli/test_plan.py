@@ -129,7 +129,7 @@ def test_the_fleet_is_one_line_each_and_says_what_it_assumes(workspace: Workspac
     assert (group["measured_by"], group["is_served"], group["endpoints"]) == ("device", False, ["letters", "digits"])
     assert (group["num_engines"], group["engines_needed"]) == (1, 1)
     assert workspace.run("gate").code == 0
-    shown = workspace.run("plan", "--fleet", "--decide-within", "30d")
+    shown = workspace.run("plan", "--fleet", "--decide-within", "30d", "--verbose")
     assert shown.code == 0, shown.err
     lines = shown.out.splitlines()
     assert [sum(line.strip().startswith(name) for line in lines) for name in ("letters", "digits")] == [1, 1]
