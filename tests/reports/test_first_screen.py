@@ -77,6 +77,19 @@ def test_it_has_at_most_25_lines_that_fit_the_terminal(number: int, width: int) 
     assert lines[-1].endswith("rest.")
 
 
+def test_on_a_narrow_terminal_six_endpoints_are_six_lines_and_two_keep_all_figures() -> None:
+    parts = {"headline": "Six endpoints.", "more": "More: --verbose shows the rest."}
+    lines = drawn(screen_of(*fleet(6), **parts), 60)
+    rows = [line for line in lines if line.startswith("endpoint-")]
+    assert sorted(row.split()[0] for row in rows) == [f"endpoint-{place:02d}" for place in range(6)]
+    assert rows[0].split("  ") == ["endpoint-03", "DISABLE", "1.20\u00d7 [0.98, 1.41]", "100 sessions"]
+    assert "above 1.05\u00d7" in lines[3]
+    assert drawn(screen_of(*fleet(6), **parts), 40)[4].split("  ") == rows[0].split("  ")[:3], "no room for evidence"
+    assert drawn(screen_of(*fleet(6), **parts), 30)[3].split("  ") == rows[0].split("  ")[:2], "nor for the speedup"
+    few = drawn(screen_of(*fleet(2), **parts), 60)
+    assert sum(line.strip().startswith("slowed") for line in few) == 2
+
+
 def test_of_many_endpoints_those_that_need_attention_come_first_and_the_others_are_counted() -> None:
     screen = screen_of(*fleet(50))
     names = [row.name for row in screen.rows]

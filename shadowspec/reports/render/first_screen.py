@@ -4,13 +4,15 @@ In: the rows of a `FirstScreen`.
 Out: lines for a terminal of any width, and the same rows as a table of a report.
 
 Where rows do not fit with their reasons, the last ones say their next step only; where they still do not fit, those
-that need attention are shown, and a line says how many are not.
+that need attention are shown, and a line says how many are not.  On a narrow terminal a row is a few lines with all of
+its figures; where not all rows fit so, each is one line with its speedup.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Final
 
 from rich.cells import cell_len, set_cell_size
@@ -24,8 +26,11 @@ MAX_LINES: Final = 25
 MAX_WIDTH: Final = 100  # columns, so that a line stays readable
 NARROW: Final = 86  # columns below which a row is set in lines instead of columns
 LONGEST_NAME: Final = 26
+SHORTEST_NAME: Final = 8
 HEADS: Final = ("", "verdict", "speedup", "accepted", "slowed", "evidence")
 NAMES: Final = ("speedup", "accepted", "slowed")
+
+Form = Callable[[FirstScreen, Sequence[ScreenRow], int], list[Text]]  # of rows, in lines of a width
 
 
 def draw_screen(screen: FirstScreen, width: int, *, is_whole: bool = False) -> list[Text]:
@@ -35,21 +40,24 @@ def draw_screen(screen: FirstScreen, width: int, *, is_whole: bool = False) -> l
         is_whole: every row with its reason, however many lines that takes.
     """
     width, every = max(min(width, MAX_WIDTH), 20), len(screen.rows)
+    form = _table if width >= NARROW else _list
+
+    def drawn(number: int, num_reasons: int) -> list[Text]:
+        return _draw(screen, form, screen.rows[:number], width, num_reasons)
+
     if is_whole:
-        return _draw(screen, screen.rows, width, every)
-    shown = next((number for number in range(every, 0, -1) if _fits(screen, number, width, 0)), min(every, 1))
-    reasons = next((number for number in range(shown, 0, -1) if _fits(screen, shown, width, number)), 0)
-    return _draw(screen, screen.rows[:shown], width, reasons)
+        return drawn(every, every)
+    if form is _list and len(drawn(every, 0)) > MAX_LINES:
+        form = _short
+    shown = next((number for number in range(every, 0, -1) if len(drawn(number, 0)) <= MAX_LINES), min(every, 1))
+    reasons = next((number for number in range(shown, 0, -1) if len(drawn(shown, number)) <= MAX_LINES), 0)
+    return drawn(shown, reasons)
 
 
-def _fits(screen: FirstScreen, number: int, width: int, num_reasons: int) -> bool:
-    return len(_draw(screen, screen.rows[:number], width, num_reasons)) <= MAX_LINES
-
-
-def _draw(screen: FirstScreen, rows: Sequence[ScreenRow], width: int, num_reasons: int) -> list[Text]:
+def _draw(screen: FirstScreen, form: Form, rows: Sequence[ScreenRow], width: int, num_reasons: int) -> list[Text]:
     """These rows; the first `num_reasons` of them with their reasons, the others with their next step only."""
     lines = [*_wrapped(screen.headline, width, style="bold"), *([Text("")] if screen.headline else [])]
-    lines += _table(screen, rows, width) if width >= NARROW else _list(screen, rows, width)
+    lines += form(screen, rows, width)
     has_name = len(screen.rows) > 1
     said = [
         line for row in rows[:num_reasons] if row.action for line in _step(row, row.action, width, has_name=has_name)
@@ -68,11 +76,32 @@ def _draw(screen: FirstScreen, rows: Sequence[ScreenRow], width: int, num_reason
 def _table(screen: FirstScreen, rows: Sequence[ScreenRow], width: int) -> list[Text]:
     """Columns, with the limits under their heads."""
     cells = [(plain_text(row.name), row.verdict, *row.figures, row.evidence) for row in rows]
-    limits = ("", "needed", *screen.limits, "")
-    heads = [HEADS, *([limits] if any(screen.limits) else [])]
+    return _columns(HEADS, screen.limits, rows, cells, width)
+
+
+def _short(screen: FirstScreen, rows: Sequence[ScreenRow], width: int) -> list[Text]:
+    """A line a row, for a narrow terminal: the speedup and the evidence, where there is room for them."""
+    cells = [(plain_text(row.name), row.verdict, row.figures[0], row.evidence) for row in rows]
+    heads, needed = (*HEADS[:3], HEADS[-1]), ("", "needed", screen.limits[0], "")
+    ends = accumulate(max(map(cell_len, column)) + 2 for column in list(zip(heads, needed, *cells, strict=True))[1:])
+    number = 1 + sum(SHORTEST_NAME + end <= width for end in ends)
+    return _columns(
+        heads[:number], screen.limits[: min(max(number - 2, 0), 1)], rows, [row[:number] for row in cells], width
+    )
+
+
+def _columns(
+    names: tuple[str, ...],
+    needed: tuple[str, ...],
+    rows: Sequence[ScreenRow],
+    cells: Sequence[tuple[str, ...]],
+    width: int,
+) -> list[Text]:
+    limits = ("", "needed", *needed, "")[: len(names)]
+    heads = [names, *([limits] if any(needed) else [])]
     widths = [max(map(cell_len, column)) for column in zip(*heads, *cells, strict=True)]
     spare = width - sum(widths[1:]) - 2 * (len(widths) - 1)
-    widths[0] = max(min(widths[0], LONGEST_NAME, spare), 8)
+    widths[0] = max(min(widths[0], spare), SHORTEST_NAME)
     lines = [Text(_row(head, widths), "dim") for head in heads]
     for row, texts in zip(rows, cells, strict=True):
         line = Text(_row(texts, widths))
