@@ -33,6 +33,7 @@ MAX_HEADROOM: Final = 4.0
 HEADROOM_STEP: Final = 0.1
 ADDED_QUANTILE: Final = 0.99  # of the requests in progress: up to here a load is suggested
 DEFAULT_CLIP: Final = math.log(2.0)
+ALL_REQUESTS: Final = 0.9995  # a share that is shown as all of them
 _WORDS: Final = {Verdict.ENABLE: "on", Verdict.DISABLE: "off", Verdict.HOLD: "undecided"}
 
 
@@ -215,6 +216,17 @@ class EndpointLoads:
         if self.demand is None:
             return None
         return math.fsum(share for number, share in self.demand.shares(by_time=by_time).items() if self._covers(number))
+
+    @property
+    def gap(self) -> str:
+        """Which part of production's loads an ENABLE is for, in a sentence; "" where it is for all of them."""
+        if self.demand is None:
+            return f"ENABLE is for {self.covered_words}; production's load is not measured."
+        share = self.speedup(1.0).on_share
+        if share >= ALL_REQUESTS:
+            return ""
+        add = "" if self.added_load is None else f" Add load {self.added_load}."
+        return f"ENABLE is for {percent(share)} of production's requests: {self.words}.{add}"
 
     @property
     def added_load(self) -> int | None:

@@ -75,12 +75,23 @@ def check_screen(answer: Answer) -> FirstScreen:
     config = "" if answer.config_name is None else f"{answer.config_name}, for {verdict_engine_words(answer)}"
     others = [f"{name} {outcome}" for name, outcome in answer.others]
     notes = (
+        *filter(None, [_coverage(answer)]),
         *([f"Candidate: {config}."] if config else []),
         *([f"Other candidates: {', '.join(others)}."] if others else []),
         *map(sentence, map(plain_text, answer.remarks)),
     )
     more = "More: --verbose shows every slice with its decisions, --json all figures." if rows else ""
     return FirstScreen(tuple(sorted(rows, key=lambda row: row.urgency)), headline(answer), notes, more, "slice")
+
+
+def _coverage(answer: Answer) -> str:
+    """Which part of production's loads an ENABLE is for; "" where it is for all of them."""
+    question = answer.question
+    if answer.outcome is not Outcome.ENABLE or question.is_upgrade:
+        return ""
+    if question.concurrency is not None:
+        return f"ENABLE is for load {question.concurrency} only."
+    return "" if answer.loads is None or question.slice_labels else answer.loads.gap
 
 
 def _finding_row(answer: Answer, finding: Finding) -> ScreenRow:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from operator import attrgetter
 from typing import Final
 
 from shadowspec.errors import NoDataError, UsageError
@@ -26,7 +27,7 @@ from shadowspec.rollout.check.upgrade import require_kind, upgrade_decisions, up
 from shadowspec.rollout.served_decision import ServedDecision, judge_decisions, read_fleet
 from shadowspec.servers.engines import rule_differences
 from shadowspec.store import Store
-from shadowspec.text import plain_text, plural, slice_title
+from shadowspec.text import distinct_slices, plain_text, plural, slice_title
 from shadowspec.types import Decision, FingerprintedConfig, Override, Verdict, parse_slice_key
 from shadowspec.types.server_facts import differing_facts
 
@@ -122,7 +123,12 @@ def _answer(
         else:
             role = Role.WATCHED if bears_on_endpoint(share) else Role.SHOWN
         findings.append(find(slice_key, role, fingerprint, shares, share, served, inputs, question, now))
-    findings += _order_findings(question, inputs.decisions.overrides, findings, weights, shares)
+    distinct = distinct_slices(
+        findings,
+        attrgetter("slice_key"),
+        lambda finding: finding.outcome is not findings[0].outcome or finding.traffic_share != 1.0,
+    )
+    orders = _order_findings(question, inputs.decisions.overrides, findings, weights, shares)
     config = inputs.configs.get(fingerprint)
     serving_engine = next((latest.decision.serving_engine for latest in inputs.decisions.latest), None)
     return Answer(
@@ -131,7 +137,7 @@ def _answer(
         config_name=name,
         fingerprints=(fingerprint,),
         engines=() if config is None else (config.engine,),
-        findings=tuple(findings),
+        findings=(*distinct, *orders),
         serving_engine=serving_engine,
         remarks=() if config is None else _remarks(config, serving_engine),
         loads=endpoint_loads(inputs.decisions.current, inputs.demand, fingerprint=fingerprint),

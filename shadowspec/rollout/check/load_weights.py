@@ -107,7 +107,9 @@ def _explain_unjudged(here: Sequence[LatestDecision], fingerprint: str, inputs: 
     if config is None or config.config.name not in {latest.decision.config.name for latest in here}:
         return None
     name = config.config.name
-    return f"{name} is measured with fingerprint {fingerprint[:12]} now, which the gate has not judged yet"
+    return (
+        f"the candidate {name} is measured with fingerprint {fingerprint[:12]} now, which the gate has not judged yet"
+    )
 
 
 def _staleness(decision: Decision, age: timedelta | None, limit: timedelta | None, now: datetime) -> str:

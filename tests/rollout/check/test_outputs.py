@@ -12,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
+from shadowspec.planning.demand import Demand
+from shadowspec.reports.content.screen_rows import check_screen
+from shadowspec.reports.render.first_screen import draw_screen
 from shadowspec.rollout.check.answer import Answer, answer_document, refusal
 from shadowspec.rollout.check.github import MAX_ANNOTATIONS, MAX_SUMMARY_ROWS, step_annotations, step_summary
 from shadowspec.rollout.check.judge import judge
 from shadowspec.rollout.check.junit import junit_xml
-from shadowspec.rollout.check.outcome import OnHold
+from shadowspec.rollout.check.outcome import OnHold, Outcome
 from shadowspec.rollout.check.plain_text import answer_lines
 from shadowspec.types import Decision
 from shadowspec.types.codec import to_builtins
@@ -189,3 +192,56 @@ def test_the_document_is_plain_and_undefined_is_null() -> None:
     assert finding["speedup"] is None
     assert document["load"] is None
     assert document["exit_code"] == 0
+
+
+BUSY = Demand(NOW - HOUR, NOW, {0: 50, 4: 196, 16: 40}, {8: {4: 196}})
+
+
+def screen(found: Answer) -> list[str]:
+    return [line.plain for line in draw_screen(check_screen(found), 100)]
+
+
+@pytest.mark.parametrize(
+    ("demand", "asked", "says"),
+    [
+        (BUSY, {}, "ENABLE is for 55.1% of production's requests: on up to 4, not measured above. Add load 16."),
+        (None, {}, "ENABLE is for 1 to 4 requests at once; production's load is not measured."),
+        (BUSY, {"concurrency": 4}, "ENABLE is for load 4 only."),
+        (replace(BUSY, readings={0: 50, 3: 196}), {}, None),
+        (None, {"slice_labels": {"prompt_class": "code"}}, None),
+    ],
+)  # fmt: skip
+def test_the_first_screen_says_in_one_line_where_an_enable_covers_a_part_of_the_loads(
+    demand: Demand | None, asked: dict[str, Any], says: str | None
+) -> None:
+    found = judge(question(**asked), check_input([decision(), decision("ENABLE", CODE)], demand=demand), NOW)
+    assert found.outcome is Outcome.ENABLE
+    assert [line for line in screen(found) if line.startswith("ENABLE is for")] == ([says] if says else [])
+
+
+def test_a_disable_says_nothing_of_what_enable_would_cover() -> None:
+    assert not any("ENABLE is for" in line for line in screen(answer(decision("DISABLE"))))
+
+
+def test_a_slice_that_is_its_whole_endpoint_is_shown_once() -> None:
+    whole = decision("DISABLE"), decision("DISABLE", CODE)
+    found = answer(*whole)
+    for text in (screen(found), answer_lines(found), [step_summary(found)], [junit_xml(found)]):
+        assert not any(CODE.split(",")[0] in line for line in text)
+    assert "(whole endpoint)" in screen(found)[0]
+    assert len(answer(*whole, weights={CODE: 60.0, CHAT: 40.0}).findings) == 2, "another slice has traffic too"
+    assert len(answer(decision("HOLD"), decision("DISABLE", CODE)).findings) == 2, "its verdict is another"
+    assert len(answer(*whole, slice_labels={"prompt_class": "code"}).findings) == 1, "it was asked for"
+
+
+def test_names_stay_as_they_are_written() -> None:
+    """A sentence begins with a capital, and a name keeps its first letter."""
+    now = replace(config(revision="b"), details={})
+    rows = [*traffic({CODE: 10.0}), *traffic({CODE: 10.0}, revision="b", age=HOUR)]
+    found = judge(
+        question(), check_input([decision()], rows, configs={each.fingerprint: each for each in (config(), now)}), NOW
+    )
+    lines = " ".join(screen(found))
+    assert "The candidate draft is measured with fingerprint" in lines
+    assert "Draft" not in lines
+    assert "Chat" not in lines
