@@ -131,9 +131,8 @@ def _message_column(schema: pyarrow.Schema, place: str, *, is_mapped: bool) -> s
     if is_mapped or any(schema.get_field_index(name) >= 0 for name in RECORD_COLUMNS):
         return None
     raise InputError(
-        f"{describe_place(place)}: has neither a column {' or '.join(MESSAGE_COLUMNS)} of text or bytes with whole "
-        f"messages nor a column {' or '.join(RECORD_COLUMNS)} (its columns: {', '.join(schema.names)}); say "
-        "with --map where they are"
+        f"{describe_place(place)}: has no column {', '.join((*MESSAGE_COLUMNS, *RECORD_COLUMNS))} with messages or "
+        f"requests (its columns: {', '.join(schema.names)}); say with --map where they are"
     )
 
 

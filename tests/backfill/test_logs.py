@@ -268,8 +268,8 @@ def test_columns_that_say_nothing_are_named(tmp_path: Path, columns: dict[str, A
     with pytest.raises(InputError) as caught:
         list(read_log(str(path)))
     assert str(caught.value) == (
-        f"{path}: has neither a column value or message of text or bytes with whole messages nor a column request "
-        f"or request_body (its columns: {names}); say with --map where they are"
+        f"{path}: has no column value, message, request, request_body with messages or requests (its columns: "
+        f"{names}); say with --map where they are"
     )
 
 
