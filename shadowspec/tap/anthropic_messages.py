@@ -1,8 +1,9 @@
 """Anthropic's Messages API, as vLLM and SGLang serve it too: its request as a chat, and its answer.
 
-Blocks become messages as vLLM converts them: all system texts are one message at the beginning, the results of tools
-precede the text of their turn, and thinking is the reasoning of its message.  Content without a place in a chat is
-refused by name: blocks that are not text, tools that the provider runs, and redacted thinking.
+Blocks become messages as vLLM 0.33 converts them (entrypoints/anthropic/serving.py): all system texts are one message
+at the beginning, the results of tools precede the text of their turn, and thinking is the reasoning of its message.
+Requested thinking becomes the chat's effort or budget, as in its `_handle_thinking`.  Content without a place in a chat
+is refused by name: blocks that are not text, tools that the provider runs, and redacted thinking.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _REFUSED_BLOCKS: Final[Mapping[str, str]] = {
     "container_upload": "file_content",
     "redacted_thinking": "hidden_reasoning",
 }
+_THOUGHTS: Final = ("thinking", "redacted_thinking")  # a set would hash any value
 _CALLER_TOOLS: Final = (None, "custom")  # types of tools that the client runs and describes itself
 _CHOICES: Final[Mapping[str, Any]] = {"auto": "auto", "any": "required", "none": "none"}
 _BILLING: Final = "x-anthropic-billing-header"  # a client's mark, another in each request: vLLM leaves it out
@@ -70,29 +72,46 @@ def _objects(value: Any) -> list[Mapping[str, Any]]:
     return [element for element in value if isinstance(element, Mapping)] if isinstance(value, list) else []
 
 
-def chat_body(request: Mapping[str, Any]) -> dict[str, Any]:
+def chat_body(request: Mapping[str, Any], *, takes_chats: bool) -> dict[str, Any]:
     """The body of the equivalent chat.
+
+    Args:
+        request: the body.
+        takes_chats: a server renders the chat, so that it may ask for thinking.
 
     Raises:
         RecordError: malformed, or unsupported: it has content that no chat can hold.
     """
     body = shared_fields(request, _SHARED, _STATE, ignored=_READ | _HARMLESS, unset=(None, []))
-    _check_thinking(request.get("thinking"))
     body["stop"] = request.get("stop_sequences")
     body["messages"] = _messages(request)
     body |= _output_parameters(request)
+    body |= _thinking(request.get("thinking"), takes_chats=takes_chats)
     body |= tool_fields(request, _tool, _tool_choice)
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _check_thinking(thinking: Any) -> None:
-    """Requested thinking changes the prompt in a way that differs between servers."""
+def _thinking(thinking: Any, *, takes_chats: bool) -> dict[str, Any]:
+    """The parameters of a chat for requested thinking.
+
+    vLLM and SGLang render the effort `none` without thinking.  Their own endpoints differ in what turns it on: SGLang's
+    does, as it does for a chat's `reasoning.enabled`, which vLLM ignores; vLLM's sets the budget, which SGLang ignores.
+    """
     if thinking is None:
-        return
+        return {}
     if not isinstance(thinking, Mapping):
         raise malformed_error("invalid:request.thinking")
-    if thinking.get("type") != "disabled":
+    kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+    if kind == "disabled":
+        return {"reasoning_effort": "none"} if takes_chats else {}
+    if not takes_chats:
         raise unsupported_error("rendering_parameter:thinking")
+    asked: dict[str, Any] = {"reasoning": {"enabled": True}}
+    if kind == "adaptive":  # its depth is the model's
+        return asked
+    if kind != "enabled" or type(budget) is not int or budget < 1:
+        raise malformed_error("invalid:request.thinking")
+    return asked | {"thinking_token_budget": budget}
 
 
 def _output_parameters(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,6 +242,11 @@ def logged_answer(response: ResponseBody) -> LoggedResponse:
     usage = response.usage or UsageBody()
     ended = None if reason is None else _FINISH_REASONS.get(reason, reason)
     return LoggedResponse(None, None, ended, usage.output_tokens, usage.num_cached_tokens)
+
+
+def has_thinking(response: ResponseBody) -> bool:
+    """Whether an answer of this API shows that the model thought."""
+    return any(block.get("type") in _THOUGHTS for block in _objects(response.content))
 
 
 def answer_text(response: ResponseBody) -> str | None:

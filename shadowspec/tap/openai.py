@@ -7,7 +7,7 @@ and of Anthropic's Messages API are read as the equivalent chat.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct
@@ -43,10 +43,6 @@ DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's and vLLM's max_tokens of a com
 NEUTRAL_SAMPLING: Final = SamplingParameters()
 TRUNCATION_MARKER: Final = "litellm_truncated"  # LiteLLM writes it in place of text that it cut out of a logged prompt
 READ_ROLES: Final = frozenset({"system", "developer", "user"})  # whose messages state the task
-_AS_CHAT: Final[Mapping[Call, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {
-    Call.RESPONSES: openai_responses.chat_body,
-    Call.MESSAGES: anthropic_messages.chat_body,
-}
 
 # OpenAI's and Azure's, then Bedrock's, Anthropic's, Cohere's, Zhipu's and Gemini's, in lower case.
 FILTERING_REASONS: Final = frozenset(
@@ -156,8 +152,10 @@ def parse_request(
     """
     body, call = record.request, call_of(record)
     is_chat = call is not Call.COMPLETION
-    if (as_chat := _AS_CHAT.get(call)) is not None:
-        body = as_chat(body)
+    if call is Call.RESPONSES:
+        body = openai_responses.chat_body(body)
+    elif call is Call.MESSAGES:
+        body = anthropic_messages.chat_body(body, takes_chats=takes_chats)
     is_format_enforced = record.annotation("response_format_enforced") not in (False, "false", "False")
     has_prompt_token_ids = body.get("prompt_token_ids") is not None or served_prompt_token_ids is not None
     is_sent_whole = takes_chats and is_chat and "messages" in body
@@ -275,6 +273,8 @@ def reasoning_of(request: ParsedRequest, response: Any) -> str | None:
 
 
 def _has_reasoning(response: ResponseBody) -> bool:
+    if anthropic_messages.is_answer(response):
+        return anthropic_messages.has_thinking(response)
     details = response.usage.completion_tokens_details if response.usage is not None else None
     if isinstance(details, Mapping) and details.get("reasoning_tokens"):
         return True

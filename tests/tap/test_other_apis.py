@@ -193,6 +193,7 @@ IMAGE = {"type": "input_image", "image_url": "https://host/x.png"}
         (messages(container="c"), "container"),
         (messages(context_management={"edits": []}), "context_management"),
         (messages(thinking={"type": "enabled", "budget_tokens": 99}), "rendering_parameter:thinking"),
+        (messages(thinking={"type": "adaptive"}), "rendering_parameter:thinking"),
         (messages(output_config={"effort": "low"}), "rendering_parameter:reasoning_effort"),
         (messages(messages=[{"role": "user", "content": [{"type": "image", "source": {}}]}]), "image_content"),
         (messages(messages=[{"role": "user", "content": [{"type": "document"}]}]), "file_content"),

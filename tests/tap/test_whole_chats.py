@@ -10,7 +10,7 @@ import pytest
 
 from shadowspec.tap.admission import Admitted
 from shadowspec.tap.endpoints import EndpointRule
-from tests.tap.mirror import RULE, chat, fates, first_only
+from tests.tap.mirror import RULE, chat, fates, first_only, messages
 
 WHOLE = replace(first_only(RULE), takes_constraints=True, takes_chats=True)
 
@@ -48,6 +48,53 @@ def test_elsewhere_such_a_chat_is_refused_as_before(name: str) -> None:
     decided = fates([chat(**{f"request_{name}": value})], rule)[0]
     assert not isinstance(decided, Admitted)
     assert decided.record.reason == f"{'unknown' if name.endswith('budget') else 'rendering'}_parameter:{name}"
+
+
+ON: dict[str, Any] = {"reasoning": {"enabled": True}}
+
+
+@pytest.mark.parametrize(
+    ("thinking", "added", "label"),
+    [
+        (None, {}, None),
+        ({"type": "disabled"}, {"reasoning_effort": "none"}, "off"),
+        ({"type": "enabled", "budget_tokens": 2048}, ON | {"thinking_token_budget": 2048}, "on"),
+        ({"type": "adaptive", "display": "omitted"}, ON, "on"),
+    ],
+)
+def test_thinking_of_a_messages_body_is_the_chat_s(thinking: Any, added: dict[str, Any], label: str | None) -> None:
+    turns = [
+        {"role": "user", "content": "Why?"},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "So."}],
+        },
+        {"role": "user", "content": "And?"},
+    ]
+    plain, asked = let_in(messages(messages=turns)), let_in(messages(messages=turns, thinking=thinking))
+    assert sent(asked) == sent(plain) | added
+    assert sent(plain)["messages"][1]["reasoning_content"] == "Hm."
+    assert asked.record.labels.get("reasoning") == label
+
+
+def test_an_answer_of_the_messages_api_shows_its_thinking() -> None:
+    record = messages()
+    record["response"]["content"].insert(0, {"type": "thinking", "thinking": "Hm.", "signature": "s"})
+    assert let_in(record).record.labels["reasoning"] == "on"
+
+
+def test_an_effort_yields_to_thinking_that_is_switched_off() -> None:
+    asked = let_in(messages(thinking={"type": "disabled"}, output_config={"effort": "high"}))
+    assert sent(asked)["reasoning_effort"] == "none"
+
+
+@pytest.mark.parametrize(
+    "thinking", [{"type": "enabled"}, {"type": "enabled", "budget_tokens": "9"}, {"type": "off"}, {}]
+)
+def test_thinking_of_no_known_kind_is_malformed(thinking: dict[str, Any]) -> None:
+    decided = fates([messages(thinking=thinking)], WHOLE)[0]
+    assert not isinstance(decided, Admitted)
+    assert decided.record.reason == "invalid:request.thinking"
 
 
 def test_prompts_that_are_no_chats_are_token_ids() -> None:
