@@ -113,6 +113,7 @@ def test_a_new_version_of_equal_speed_may_replace_the_old_one_and_is_no_enable(
         assert {row.verdict for row in store.latest_decisions()} == {Verdict.HOLD}
         assert {run.counts.num_drafts for run in store.runs("letters") if run.counts} == {0}
     assert workspace.run("report", "--format", "md").code == 0
+    assert "letters REPLACE" in " ".join(workspace.run("gate").out.split())
 
 
 def test_a_replacement_that_blocks_prove_holds_for_the_recording_only(workspace: Workspace, upgraded: Any) -> None:
@@ -129,6 +130,7 @@ def test_one_that_is_slower_by_a_tenth_is_refused(workspace: Workspace, upgraded
     done = workspace.run("check", "--endpoint", "letters", "--upgrade")
     assert done.code == 1, done.err
     assert "KEEP letters: next must not replace the deployment that serves" in done.out
+    assert "letters KEEP" in " ".join(workspace.run("gate").out.split())
     assert "must be above 0.95\N{MULTIPLICATION SIGN}" in " ".join(done.out.split())
 
 

@@ -19,11 +19,17 @@ from shadowspec.reports.content.next_steps import RECORD_MORE, best_decision, ke
 from shadowspec.reports.content.notes import TRIAL_NOTE
 from shadowspec.reports.content.screen_rows import NOTHING, ScreenRow, row_of
 from shadowspec.rollout.check.answer import Answer
+from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.text import sentence, span_text
 from shadowspec.types import Decision, Override, ReasonCode, Verdict
 
 NOT_JUDGED: Final = "NOT JUDGED"
 NO_DATA: Final = "NO DATA"
+# Words for a second deployment, whose stored verdict is HOLD, so that nothing takes it for speculation.
+_UPGRADES: Final[Mapping[str, tuple[str, Verdict]]] = {
+    ReasonCode.MAY_REPLACE: (Outcome.REPLACE, Verdict.ENABLE),
+    ReasonCode.MUST_NOT_REPLACE: (Outcome.KEEP, Verdict.DISABLE),
+}
 _WAITING: Final = WAITING_CODES | {ReasonCode.SMALL_SLICE, ReasonCode.DEPENDENT, ReasonCode.CHANGED_FINGERPRINT}
 
 
@@ -82,12 +88,15 @@ def decision_row(
     decision: Decision, answer: Answer | None = None, span_s: float | None = None, *, name: str
 ) -> ScreenRow:
     """The row of one decision; `span_s` is the time that ENABLE needs, where it is known."""
+    word, tone = decision.verdict.value, decision.verdict
+    if decision.override is None and decision.reason_code in _UPGRADES:
+        word, tone = _UPGRADES[decision.reason_code]
     marks = " (override)" * (decision.override is not None) + " (trial)" * decision.recording_only
     return row_of(
         decision,
         name,
-        f"{decision.verdict}{marks}",
-        tone=decision.verdict.lower(),
+        f"{word}{marks}",
+        tone=tone.lower(),
         action=action_text(decision, answer),
         step=sentence(next_action(decision, answer)),
         urgency=_urgency(decision),
