@@ -48,6 +48,12 @@ def connect(
             a server does not return.
     """
     baseline, probes = probe_servers(settings, [config.name for config in candidates])
+    noted: dict[str, list[str]] = {}
+    for config, speculative in zip(candidates, probes, strict=True):
+        for remark in remarks(baseline, speculative, config):
+            noted.setdefault(remark, []).append(repr(config.name))
+    for remark, names in noted.items():
+        log.warning("%s %s: %s", "candidates" if len(names) > 1 else "candidate", ", ".join(names), remark)
     depth = baseline.num_speculative_tokens or 0
     served = []
     for config, speculative in zip(candidates, probes, strict=True):
@@ -58,8 +64,6 @@ def connect(
                 f"scores: {speculative.engine.title} returns token ids without their text, which functions need; "
                 "remove the key"
             )
-        for remark in remarks(baseline, speculative, config):
-            log.warning("candidate %r: %s", config.name, remark)
         known = fingerprint_server_config(
             config,
             settings,

@@ -61,6 +61,14 @@ def connected(servers: Four, configs: list[SpeculationConfig] = CONFIGS, **chang
     return engine
 
 
+def test_what_holds_for_all_servers_is_said_once(servers: Four, caplog: pytest.LogCaptureFixture) -> None:
+    for server in (servers[0], servers[2], servers[3]):
+        server.tells_queue = False
+    connected(servers)
+    (said,) = [each.getMessage() for each in caplog.records if "queue times" in each.getMessage()]
+    assert said.startswith("candidates 'k2', 'k3', 'k5': queue times are not reported")
+
+
 def by_candidate(engine: ServerEngine, result: BlockResult) -> dict[str, list[Run]]:
     names = {known.fingerprint: known.config.name for known in engine.configs}
     runs: dict[str, list[Run]] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -92,7 +92,8 @@ def look_at_servers(given: TrialUrls, target: Path | None, model: str | None) ->
     stated = {} if target is None else read_object(f"--target {target}", target / "config.json") or {}
     dtype = DTYPES.get(str(stated.get("dtype") or stated.get("torch_dtype")))
     settings = ServerSettings(urls[0], served, UNSTATED, dtype or "bfloat16", speculative=placed, score_logprobs=0)
-    plain, probes = probe_servers(settings, [server.candidate for server in placed])
+    asked = replace(settings, api="completions", prefix_cache="off")  # measuring looks at chats and caches itself
+    plain, probes = probe_servers(asked, [server.candidate for server in placed])
     if plain.num_speculative_tokens:
         raise ModelError(
             f"--baseline {urls[0]}: it speculates ({plain.num_speculative_tokens} tokens); name a server of the same "
