@@ -53,6 +53,11 @@ class ChatAnswer(StreamedAnswer):
         self._thinking: tuple[int, float] | None = None  # tokens that came before the answer, and when the last came
         self._has_answer = False
 
+    @property
+    def _num_tokens(self) -> int:
+        """The tokens that have come."""
+        return len(self._ids)
+
     def _take_event(self, event: Mapping[str, Any], now_s: float) -> bool:
         ids = event.get("prompt_token_ids")
         if isinstance(ids, list) and all(type(token) is int for token in ids):
@@ -80,7 +85,7 @@ class ChatAnswer(StreamedAnswer):
             self._has_ids = False
             self._note_time(now_s)
         if self._reasoning and not self._has_answer:
-            self._thinking = len(self._ids), now_s
+            self._thinking = self._num_tokens, now_s
         return brought
 
     def _take_call(self, part: Any) -> None:

@@ -28,7 +28,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from shadowspec.errors import ConfigError
-from shadowspec.servers.chat_answer import ChatAnswer
 from shadowspec.servers.engines import ServingEngine, engine_of
 from shadowspec.servers.request import ServerRequest
 from shadowspec.servers.server_settings import MAX_RETRY_WAIT_S, ServerSettings, Waits
@@ -175,7 +174,7 @@ class ServerClient:
         waits, loop = self._waits, asyncio.get_running_loop()
         answer_type: type[StreamedAnswer]
         if request.chat is not None:
-            path, answer_type = CHAT_PATH, ChatAnswer
+            path, answer_type = CHAT_PATH, self.engine.chat_answer_type
             body = self.engine.chat_body_of(request, self.served_models, self._model, salt)
         elif (name := self.engine.lacking(request)) is not None:
             raise ServerError(self.name, f"unsupported_{name}", f"its engine has no {name}, or means it otherwise")

@@ -107,7 +107,12 @@ class Judge:
         self, candidate: ServedCandidate, client: ServerClient, answers: tuple[Outcome, ...], number: int
     ) -> JudgedArm:
         """The first `number` answers of a candidate's server."""
-        counts_chats = self._server.engine.counts_chats and candidate.server.engine.counts_chats
+        counts_chats = all(
+            server.engine.counts_chat(answer)
+            for server, outcomes in ((self._server, self._answers), (candidate.server, answers))
+            for answer in outcomes[:number]
+            if isinstance(answer, Completion)
+        )
         judged = [await self._judged(client, index, answers[index], counts_chats) for index in range(number)]
         accepted = [await self._count_accepted(candidate, client, *asked) for asked in judged]
         parities = [await self._parity(index, *asked) for index, asked in enumerate(judged)]

@@ -90,7 +90,7 @@ class MeasuredServer:
         answers = [
             answer
             for answer in outcomes
-            if isinstance(answer, Completion) and (answer.message is None or self.engine.counts_chats)
+            if isinstance(answer, Completion) and (answer.message is None or self.engine.counts_chat(answer))
         ]
         longest = [self.engine.longest_draft_in(answer) for answer in answers if answer.num_output_tokens > wanted + 1]
         try:

@@ -38,6 +38,7 @@ class FakeSglang(FakeServer):
     info_path: str = "/server_info"
     histogram_name: str | None = "spec_correct_drafts_histogram"
     num_retractions: int = 0
+    extends_chats: bool = True  # as since 0.5.23
 
     async def _look(self, path: str, writer: asyncio.StreamWriter) -> None:
         if path != self.info_path:
@@ -105,7 +106,7 @@ class FakeSglang(FakeServer):
 
     def restriction(self, body: dict[str, Any]) -> dict[str, Any]:
         forms = {"json_schema": "json", "regex": "regex", "ebnf": "grammar", "structural_tag": "structural_tag"}
-        found = {forms[name]: value for name, value in body["sampling_params"].items() if name in forms}
+        found = {forms[name]: value for name, value in body.get("sampling_params", {}).items() if name in forms}
         if "json" in found:
             found["json"] = json.loads(found["json"])  # SGLang takes text alone
         if "grammar" in found and '"shadowspec"' in found["grammar"]:
@@ -115,7 +116,30 @@ class FakeSglang(FakeServer):
     def output(self, body: dict[str, Any]) -> list[int]:
         return super().output(body if "prompt" in body else _entry(body))
 
+    def _chat_extended(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """A chat's events: as `_generate_chat_stream` writes them, ids and steps in one behind the text."""
+        *told, last = super().events(body)
+        ids: list[int] = []
+        for event in told:
+            event.pop("prompt_token_ids", None)
+            for choice in event["choices"]:
+                ids += choice.pop("token_ids", [])
+            if ids and body["stream_options"].get("continuous_usage_stats"):
+                event["usage"] = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
+        drafts = self._drafts(last["metrics"].get("speculative_decoding"))
+        extension: dict[str, Any] = {}
+        if drafts and body.get("return_spec_tokens_details"):
+            extension["spec_tokens_details"] = {"spec_cap_length": 0.0, "spec_cap_lens_histogram": []} | drafts
+        if body.get("return_input_ids_in_sglext"):
+            extension["input_ids"] = body["prompt"]
+        if body.get("return_output_ids_in_sglext"):
+            extension["output_ids"] = [ids]
+        told += [{"model": self.model, "choices": [], "sglext": extension}] if self.extends_chats else []
+        return [*told, {"model": self.model, "choices": [], "usage": last["usage"]}]
+
     def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        if body.get("is_chat"):
+            return self._chat_extended(body)
         entry = _entry(body)
         parts, said = self.chunks(entry)
         tokens: list[int] = []

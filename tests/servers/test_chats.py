@@ -14,6 +14,7 @@ from shadowspec.types import Block, Contract, OutputContract, Run, StreamParity,
 from tests.builders.server_blocks import block, connected
 from tests.identities import check_identities
 from tests.servers.fake_server import FakeServer, rendered, running
+from tests.servers.fake_sglang import FakeSglang
 
 BODY: dict[str, Any] = {
     "model": "gateway-name",
@@ -267,10 +268,61 @@ def test_no_fault_is_found_in_a_thousand_clean_pairs(servers: tuple[FakeServer, 
     assert found == [StreamParity("whole", "whole", is_stream_fault=False)] * 1_000
 
 
+@pytest.mark.parametrize("thinks", [False, True])
+def test_a_chat_of_sglang_is_counted_by_its_own_answer(thinks: bool) -> None:
+    pair = FakeSglang(), FakeSglang(3)
+    body = BODY | {"chat_template_kwargs": {"enable_thinking": thinks}}
+    with running(*pair):
+        run = the_run(connected(pair), body)
+        assert run.failure is None
+        assert run.served is not None
+        assert run.counts is not None
+        assert (run.served.counts_source, run.counts.num_output_tokens) == ("meta_info", 12)
+        histogram = run.counts.acceptance_histogram
+        assert sum(place * number for place, number in enumerate(histogram)) == run.counts.num_accepted_tokens > 0
+        assert (run.thinking is not None) is thinks
+        if run.thinking is not None:
+            assert run.thinking.baseline_thinking_tokens == 6
+        for fake in pair:
+            timed, *others = fake.bodies
+            assert timed["return_spec_tokens_details"]
+            assert not [sent for sent in others if not sent.get("return_logprob")], "nothing is sent again"
+
+
+def test_a_chat_of_an_older_sglang_is_sent_again_as_tokens() -> None:
+    pair = FakeSglang(extends_chats=False), FakeSglang(3, extends_chats=False)
+    with running(*pair):
+        run = the_run(connected(pair))
+    assert (run.failure, run.served is not None and run.served.counts_source) == (None, "again")
+    assert [sent["input_ids"] for sent in pair[1].bodies if "input_ids" in sent][:1] == [rendered(BODY)]
+
+
+@pytest.mark.parametrize("ids", [None, [], [[1], [2]], [["a"]], [7]])
+def test_ids_of_another_form_count_no_chat(ids: Any) -> None:
+    def garbled(fake: FakeSglang) -> FakeSglang:
+        said = fake.events
+
+        def events(body: dict[str, Any]) -> Events:
+            found = said(body)
+            for event in found:
+                if "sglext" in event:
+                    event["sglext"]["output_ids"] = ids
+            return found
+
+        fake.events = events  # type: ignore[method-assign]
+        return fake
+
+    pair = FakeSglang(), garbled(FakeSglang(3))
+    with running(*pair):
+        run = the_run(connected(pair))
+    assert run.served is not None
+    assert run.served.counts_source == "again"
+
+
 def test_an_engine_whose_chats_report_no_steps_is_sent_the_tokens_again(servers: tuple[FakeServer, FakeServer]) -> None:
     engine = connected(servers)
     for server in engine._servers.values():
-        server.engine.counts_chats = False  # type: ignore[misc]
+        server.engine.counts_chat = lambda _: False  # type: ignore[method-assign]
     run = the_run(engine)
     assert run.failure is None
     assert run.served is not None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final, Protocol
 
+from shadowspec.servers.chat_answer import ChatAnswer
 from shadowspec.servers.engines.export_parts import DepthSchedule, Export, MethodKeys, ServedSettings, left_out
 from shadowspec.servers.engines.launching import Launcher
 from shadowspec.servers.engines.rules import EngineRules, differences
@@ -115,7 +116,7 @@ class ServingEngine(ABC):
     counts_empty_drafts: ClassVar[bool] = False  # its counters take a step for a draft whose grammar forbade all of it
     beside_suffix: ClassVar[str] = ""  # of the file beside an export, where the engine has one
     path: ClassVar[str] = "v1/completions"  # where completions are asked for
-    counts_chats: ClassVar[bool] = False  # a chat's answer reports its steps as a completion's does
+    chat_answer_type: ClassVar[type[ChatAnswer]] = ChatAnswer
     headers: ClassVar[Mapping[str, str]] = {}  # of every completion
     # How it samples a request that leaves parameters open: what it takes from the model's generation_config.json,
     # unless it is told otherwise, and its own defaults where they are not neutral.
@@ -135,6 +136,10 @@ class ServingEngine(ABC):
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """The body of a request for a streamed answer; `salt` keeps its prompt apart in the server's prefix cache."""
         return body_of(request, model, salt)
+
+    def counts_chat(self, answer: Completion) -> bool:
+        """Whether a chat's answer reports tokens and steps as a completion's does."""
+        return False
 
     def chat_body_of(self, request: ServerRequest, models: Collection[str], model: str, salt: str) -> dict[str, Any]:
         """The body of a chat: the client's, made explicit (`chat_body_of`)."""

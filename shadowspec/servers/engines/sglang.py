@@ -23,8 +23,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from itertools import pairwise
+from typing import Any, ClassVar, Final, TypeGuard
 
+from shadowspec.servers.chat_answer import ChatAnswer
 from shadowspec.servers.engines.engine import (
     GENERATION_DEFAULTS,
     UNKNOWN,
@@ -80,6 +82,12 @@ from shadowspec.types.server_facts import FactName
 # `speculative_num_draft_tokens` is the verified window, which begins with the last token (`_handle_dflash`,
 # `_handle_dspark`).  All draft as many tokens in every step.
 CHAINS: Final = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP")
+REPORTED_OF_CHATS: Final = (
+    "return_spec_tokens_details",
+    "return_input_ids_in_sglext",
+    "return_output_ids_in_sglext",
+)
+TOLD_AT_EACH_EVENT: Final = {"include_usage": True, "continuous_usage_stats": True}
 STREAMED: Final = frozenset({"stream", "stream_options", "max_tokens", "n", "logprobs", "top_logprobs"})
 BLOCKS: Final = ("DFLASH", "DSPARK")
 # Why the counts of the others are not ours.
@@ -180,6 +188,48 @@ class _GenerateAnswer(StreamedAnswer):
         return brought
 
 
+class _ChatAnswer(ChatAnswer):
+    """Takes the events of one chat: its ids and its steps come in one event behind its text (`SglExt`).
+
+    Each event counts the tokens so far.  Retractions are not told; where the steps do not add up to the output, one is
+    seen.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._counted: list[int] = []  # the tokens so far, at each event that brought some
+        self._listed: list[int] | None = None  # the ids of the answer; None: not told
+
+    @property
+    def _num_tokens(self) -> int:
+        return self._counted[-1] if self._counted else 0
+
+    def _take_event(self, event: Mapping[str, Any], now_s: float) -> bool:
+        usage, extension = event.get("usage"), event.get("sglext")
+        number = usage.get("completion_tokens") if isinstance(usage, dict) and event.get("choices") else None
+        if type(number) is int and number > self._num_tokens:
+            self._counted.append(number)
+        if isinstance(extension, dict):
+            self._take_extension(extension)
+        return super()._take_event(event, now_s)
+
+    def _take_extension(self, extension: Mapping[str, Any]) -> None:
+        outputs, details = extension.get("output_ids"), extension.get("spec_tokens_details")
+        ids = outputs[0] if isinstance(outputs, list) and len(outputs) == 1 else None
+        if not _are_ids(ids) or not _are_ids(extension.get("input_ids")):
+            return
+        self._listed, self._prompt_ids = ids, tuple(extension["input_ids"])
+        self._metrics = {"speculative_decoding": details if isinstance(details, dict) else {}}
+
+    def completion(self) -> Completion:
+        if self._listed is None:
+            return super().completion()
+        self._ids, self._has_ids = self._listed, True
+        sizes = [later - earlier for earlier, later in pairwise((0, *self._counted))]
+        self._sizes = sizes if sum(sizes) == len(self._listed) else []  # without them the last step is not sure
+        return super().completion()
+
+
 class Sglang(ServingEngine):
     """SGLang by its own API."""
 
@@ -211,6 +261,7 @@ class Sglang(ServingEngine):
         Lack.PREFIX_CACHE: "start SGLang without --disable-radix-cache",
     }
     answer_type = _GenerateAnswer
+    chat_answer_type = _ChatAnswer
     beside_suffix = ".adaptive.json"
     generation_defaults = GENERATION_DEFAULTS  # with its `--sampling-defaults model`, which is the default
     path = "generate"
@@ -264,8 +315,13 @@ class Sglang(ServingEngine):
         return body
 
     def chat_body_of(self, request: ServerRequest, models: Collection[str], model: str, salt: str) -> dict[str, Any]:
-        """The body of a chat, with the salt under both names."""
-        return super().chat_body_of(request, models, model, salt) | {"extra_key": salt}
+        """The body of a chat, with the salt under both names, that asks for ids and steps; 0.5.23 reports them."""
+        body = super().chat_body_of(request, models, model, salt)
+        told = dict.fromkeys(REPORTED_OF_CHATS, True)
+        return body | told | {"extra_key": salt, "stream_options": TOLD_AT_EACH_EVENT}
+
+    def counts_chat(self, answer: Completion) -> bool:
+        return answer.token_ids is not None
 
     def scoring_body_of(
         self, token_ids: Sequence[int], start: int, num_logprobs: int, model: str, salt: str
@@ -517,6 +573,10 @@ def _uncountable(settings: Mapping[str, str]) -> str | None:
     ):
         return "SGLang verifies other tokens than a chain: leave out --speculative-num-draft-tokens"
     return None
+
+
+def _are_ids(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
 
 
 def _is_capped(meta: Mapping[str, Any]) -> bool:

@@ -226,12 +226,14 @@ class Vllm(ServingEngine):
     }
     reports_masked_places = True
     counts_empty_drafts = True
-    counts_chats = True
     generation_defaults = (*GENERATION_DEFAULTS, "max_new_tokens")
 
     def __init__(self, version: str = "") -> None:
         super().__init__(version)
         self._told: tuple[tuple[str, str], Mapping[str, Any]] | None = None  # of a server's start, /server_info
+
+    def counts_chat(self, answer: Completion) -> bool:
+        return True
 
     def body_of(self, request: ServerRequest, model: str, salt: str) -> dict[str, Any]:
         """The body of /v1/completions, with an output's constraint in the fields that the version knows."""
