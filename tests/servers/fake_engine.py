@@ -41,6 +41,8 @@ def server_of(words: list[str]) -> FakeServer:
             int(depth), model=name, slots=int(word_after(words, "--parallel") or 0), has_metrics="--metrics" in words
         )
     drafting = json.loads(word_after(words, "--speculative-config") or "{}")
+    if not drafting and "--per-request-spec-decode-metrics" in words:
+        sys.exit("--per-request-spec-decode-metrics requires speculative decoding")  # as 0.32
     return FakeServer(
         drafting.get("num_speculative_tokens", 0),
         model=word_after(words, "--served-model-name") or "",

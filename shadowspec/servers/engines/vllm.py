@@ -93,7 +93,6 @@ RENDERED: Final = ("messages", "tools", "chat_template_kwargs", "documents", "co
 DETAILED: Final = "--per-request-spec-decode-metrics detailed"
 # With which a server that is started here reports what its figures need, and logs no requests.
 REPORTING: Final = (
-    *DETAILED.split(),
     *("--enable-per-request-metrics", "--enable-prompt-tokens-details"),
     *("--no-enable-log-requests", "--disable-uvicorn-access-log"),
 )
@@ -190,7 +189,7 @@ def _command_line(start: ServerStart, program: Sequence[str]) -> list[str]:
     words += [*target, "--served-model-name", start.model, "--host", start.host, "--port", str(start.port), *REPORTING]
     if start.drafting is not None:
         depth = {"num_speculative_tokens": start.drafting.num_speculative_tokens}
-        words += ["--speculative-config", json.dumps(_drafting_values(start.drafting) | depth)]
+        words += [*DETAILED.split(), "--speculative-config", json.dumps(_drafting_values(start.drafting) | depth)]
     return with_defaults(words, {("--gpu-memory-utilization",): HALF})
 
 
