@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from shadowspec.reports.report import Report, build_report, render_html
+from shadowspec.reports.report.report_content import MAX_ROWS
 from tests.builders.pages import reports
 from tests.builders.report_worlds import POLICY, judged
 from tests.reports.worlds import NOW, MemorySource, add_slice
@@ -50,15 +51,24 @@ def height(page: Page) -> float:
 @pytest.mark.parametrize("number", [1, 6, 50])
 def test_it_fits_two_screens(chromium: Browser, tmp_path: Path, number: int) -> None:
     page = opened(chromium, fleet(number), tmp_path)
-    shown = min(number, 12)
+    shown = min(number, MAX_ROWS)
     assert page.locator("table.board >> nth=0").locator("tbody tr").count() == shown
     ends = page.locator("figure >> nth=0").bounding_box()
     assert ends is not None
     assert ends["y"] + ends["height"] < TWO_SCREENS
-    if number <= 6:
-        assert height(page) <= TWO_SCREENS
-    if number > 12:
-        assert page.locator("summary", has_text=f"{number - 12} more endpoints: ").count() == 1
+    assert height(page) <= TWO_SCREENS
+    if number > MAX_ROWS:
+        assert page.locator("summary", has_text=f"{number - MAX_ROWS} more endpoints: ").count() == 1
+    page.context.close()
+
+
+def test_of_many_endpoints_a_link_opens_a_part_within_a_folded_part(chromium: Browser, tmp_path: Path) -> None:
+    page = opened(chromium, fleet(MAX_ROWS + 2), tmp_path)
+    row = page.locator("table.board tbody a.to >> nth=0")
+    part = page.locator(str(row.get_attribute("href")))
+    assert not part.is_visible()
+    row.click()
+    part.wait_for(state="visible", timeout=10_000)
     page.context.close()
 
 

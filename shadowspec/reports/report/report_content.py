@@ -34,7 +34,7 @@ from shadowspec.text import age, figure, moment, plural, sentence, slice_title
 from shadowspec.types import FunnelCounter
 
 FOREST_NOTE: Final = "dot: estimate; bar: anytime-valid bounds; dashed: the limit; the verdict needs every test"
-MAX_ROWS: Final = 12  # of the first screen; the others fold
+MAX_ROWS: Final = 10  # of the first screen; the others fold
 FOOTER: Final = (
     "Bounds in brackets are anytime-valid. Acceptance figures are pooled: counts are added up over requests, then one "
     "ratio is formed. Mean acceptance length includes the bonus or recovered token. End-to-end time is prefill plus "
@@ -65,7 +65,7 @@ def report_content(report: Report) -> ContentDocument:
         (
             Note(f"{report.data_note}{one_engine}", "Data.", "note"),
             *_first_screen(report, rows, anchored),
-            *_endpoints(rows, anchored),
+            *_parts(rows, anchored),
             *_predictions(report),
             *_funnel(report),
             Section("Speculation configs", (tables.configs_table(report.configs),), "configs", is_folding=True),
@@ -183,6 +183,15 @@ def _has_section(endpoint: EndpointReport) -> bool:
     """Whether anything is known of an endpoint besides its line in the table of verdicts."""
     known = endpoint.hypotheses, endpoint.replays, endpoint.audits, endpoint.production_cache
     return any(known)
+
+
+def _parts(rows: Sequence[ScreenRow], anchored: Iterable[Anchored]) -> Iterator[Section]:
+    """The endpoints' parts; of many endpoints in one fold, so that the page stays short."""
+    parts = tuple(_endpoints(rows, anchored))
+    if len(rows) > MAX_ROWS and len(parts) > 1:
+        yield Section(f"{plural(len(parts), 'endpoint')} in detail", parts, "each-endpoint", is_folding=True)
+    else:
+        yield from parts
 
 
 def _endpoints(rows: Sequence[ScreenRow], anchored: Iterable[Anchored]) -> Iterator[Section]:
