@@ -48,14 +48,12 @@ REASONS: Final[Mapping[ReasonCode, ReasonText]] = {
     ReasonCode.SLOWDOWN: ReasonText(
         "The upper bound of the speedup is below its limit.",
         OTHER_DRAFT,
-        "The limit is 1 + `margin`. Detectors reopen it when new evidence refutes it. A lower load can be a candidate "
-        "too.",
+        "The limit is 1 + `margin`. New evidence may reopen it.",
     ),
     ReasonCode.TAIL_SLOWED: ReasonText(
         "More requests than the policy allows became much slower, beyond the noise of pairs.",
         OTHER_DRAFT,
-        "The limits are `tail_share` and `tail_margin`. Or find the slow requests in the dashboard's explorer, and "
-        "give them a slice.",
+        "The limits are `tail_share` and `tail_margin`. Or give the slow requests a slice.",
     ),
     ReasonCode.PARITY_FAULT: ReasonText(
         "A greedy output differs from the target's, and rounding does not explain it.",
@@ -106,13 +104,12 @@ REASONS: Final[Mapping[ReasonCode, ReasonText]] = {
     ReasonCode.TOO_FEW_UNITS: ReasonText(
         "No test failed, and at least one is not decided yet, or its units are too few to judge their independence.",
         SEND_TRAFFIC,
-        "`shadowspec plan` says how many sessions and how much time it takes, and names candidates that are never "
-        "decided at this rate.",
+        "`shadowspec plan` estimates sessions and time.",
     ),
     ReasonCode.MIN_SPAN: ReasonText(
         "Every required test passes, but the traffic covers less time or fewer days than the policy requires.",
-        f"every test passes; measure traffic over the missing time, {GATE_AGAIN}",
-        "The limit is `min_span_s`. For a verdict on a shorter recording only, use `shadowspec try`.",
+        f"measure traffic over the missing time, {GATE_AGAIN}",
+        "The limit is `min_span_s`. For a verdict on a recording only, use `shadowspec try`.",
     ),
     ReasonCode.CHANGED_FINGERPRINT: ReasonText(
         "The model, template, sampling defaults or engine changed, and the new fingerprint has too little evidence.",
@@ -173,8 +170,7 @@ REASONS: Final[Mapping[ReasonCode, ReasonText]] = {
     ReasonCode.OTHER_ENGINE: ReasonText(
         "Latency was measured on another engine than the one that serves.",
         "measure through two servers of the serving engine (docs/servers.md)",
-        "`serving_engine` names it. Acceptance carries over if the candidate drafts by the rules of that engine. "
-        "Latency does not.",
+        "`serving_engine` names it. Acceptance may carry over; latency does not.",
     ),
     ReasonCode.NO_LEVEL_LEFT: ReasonText(
         "As many combinations of slice, load and candidate are judged as the policy allows.",
@@ -208,16 +204,13 @@ REASONS: Final[Mapping[ReasonCode, ReasonText]] = {
         "Production's server counts other prompts than are rendered here.",
         "set `serving_engine` and give the chat template that serves, or log the prompts' token ids, "
         f"then measure again, {GATE_AGAIN}",
-        "The limit, `max_prompt_mismatch`, is of the prompts that it counts (`usage.prompt_tokens`). Rename the "
-        "candidate to begin evidence without those prompts. Where the server does not count whole prompts, raise the "
-        "limit.",
+        "The limit is `max_prompt_mismatch`. Rename the candidate to begin evidence without those prompts.",
     ),
     ReasonCode.CACHE_MISMATCH: ReasonText(
         "Production finds more or less of its prompts in prefix caches than the baseline.",
         'set `prefix_cache = "as_served"`, raise `sample_rate` where the servers find less, or choose `"evicted"` '
         f"where they find more, then measure again, {GATE_AGAIN}",
-        "The limit is `max_cache_gap`, a share of the prompts' tokens. Sampled sessions share less than all of them. "
-        "Rename the candidate to begin evidence without cold caches.",
+        "The limit is `max_cache_gap`. Rename the candidate to begin evidence without cold caches.",
     ),
     ReasonCode.CHANGED_RATE: ReasonText(
         "The sampling rate changed within the evidence of a trial, so that its blocks do not have the traffic's mix.",
@@ -228,8 +221,7 @@ REASONS: Final[Mapping[ReasonCode, ReasonText]] = {
         "Too many requests come later in their session than any request that is timed.",
         "raise `timed_positions` to the length of the long sessions and restart the worker, "
         f"then measure newer traffic, {GATE_AGAIN}",
-        "The share falls as newer requests come. A slowdown still ends in DISABLE. Raise the limit, "
-        "`max_untimed_share`, where late turns are known to be like the others.",
+        "The limit is `max_untimed_share`. A slowdown still ends in DISABLE.",
     ),
     ReasonCode.STALE_DATA: ReasonText(
         "The newest evidence is older than the policy allows.",
