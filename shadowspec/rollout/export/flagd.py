@@ -4,8 +4,10 @@
 slice, a range of `concurrency` and the time at which its evidence becomes stale, so that an export that nobody renews
 turns itself off.  Rules for an operator's overrides come before any other, whether the slice was decided or not, and
 turn it off.  A context without any of the slices' labels asks about the whole endpoint.  A context without
-`concurrency` gets the smallest depth of all measured loads, which is off if any of them is.  A rollout's share is drawn
-by `targetingKey`, alike for both flags; a context without one is off while the share is partial.
+`concurrency` gets the smallest depth of all measured loads, which is off if any of them is.  It is compared between two
+bounds only: with one, JavaScript's evaluator (flagd-core 4.0.1) fails on a text, and the caller's default counts.  A
+rollout's share is drawn by `targetingKey`, alike for both flags; a context without one is off while the share is
+partial.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from shadowspec.types import OWN_SLICES, UNSTATED, Override, parse_slice_key
 SCHEMA = "https://flagd.dev/schema/v0/flags.json"
 ON, OFF = "on", "off"
 UNKNOWN = 0  # the concurrency of a context that names none
+ANY = 10**9  # requests at once, more than any server's
 WEIGHTS = 100  # a share in whole parts of this, rounded down
 
 Logic = dict[str, object]
@@ -109,9 +112,8 @@ def _ordered_off(order: Override, loads: Sequence[int]) -> Rule:
     if order.concurrency is not None:
         here: Logic = {"var": ["concurrency", UNKNOWN]}
         below = max((load for load in loads if load < order.concurrency), default=0)
-        above = min((load for load in loads if load > order.concurrency), default=None)
-        known: Logic = {">": [here, below]} if above is None else {"<": [below, here, above]}
-        conditions.append({"or": [{"<=": [here, UNKNOWN]}, known]})
+        above = min((load for load in loads if load > order.concurrency), default=ANY)
+        conditions.append({"or": [{"<=": [-ANY, here, UNKNOWN]}, {"<": [below, here, above]}]})
     return Rule({"and": conditions}, 0, 1.0)
 
 

@@ -212,3 +212,23 @@ def test_an_order_for_one_load_reaches_to_the_loads_beside_it(ask: Ask, load: in
     found = {size: ask(flags, {**gold, **({"concurrency": size} if size else {})})[0] for size in expected}
     assert found == expected
     assert ask(flags, {**gold, "tier": "free", "concurrency": 4})[0]
+
+
+def comparisons(logic: Any) -> list[Any]:
+    """The operands of every comparison in a rule."""
+    if isinstance(logic, list):
+        return [found for part in logic for found in comparisons(part)]
+    if not isinstance(logic, dict):
+        return []
+    here = [operands for name, operands in logic.items() if name in ("<", "<=", ">", ">=")]
+    return [*here, *(found for operands in logic.values() for found in comparisons(operands))]
+
+
+def test_a_concurrency_is_compared_between_two_bounds() -> None:
+    """With one bound the evaluator of JavaScript fails on a text: the caller's default would count."""
+    by_class = [decision(load=load, slice_key="prompt_class=code", number=load) for load in (2, 6)]
+    for orders in ([], [order("tier=gold", 4)], [order("tier=gold", 9)], [order("tier=gold")]):
+        for flag in flags_of([*MIXED, *by_class], orders=orders)["flags"].values():
+            compared = [operands for operands in comparisons(flag["targeting"]) if "concurrency" in str(operands)]
+            assert compared
+            assert {len(operands) for operands in compared} == {3}
