@@ -73,6 +73,7 @@ NOT_RUN = {
     "evaluate": "a harness and two servers: tests/cli/test_evaluate.py",
     "profile-device": "half a minute for its grid: tests/cli/test_profile_device.py",
     "profile-server": "a benchmark of two servers: tests/cli/test_profile_server.py",
+    "try --traffic traffic.jsonl --start": "starts an installed engine: tests/cli/test_try_start.py",
     "tail": "follows a log until it is stopped: tests/capture/test_capture_to_kafka.py",
 }
 SERVED = ("worker", "produce", "dead-letters", "db grant")  # need the broker or Postgres
@@ -80,7 +81,7 @@ WORKER_PAGE = "docs/jobs/own-a-gateway.md"  # where the worker is run, of all pa
 # `make test-all` alone runs these: each takes a second or more.  What they show of the commands is shown by others too.
 LONG_PAGES = {
     WORKER_PAGE,
-    *(f"docs/{name}.md" for name in ("planning", "replay", "routes", "try")),
+    *(f"docs/{name}.md" for name in ("jobs/run-llamacpp", "jobs/run-sglang", "planning", "replay", "routes", "try")),
 }
 NUM_RECORDS = 120
 # The servers of a page: without speculation, and with it.
