@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.builders.admitted import admitted
 from tests.builders.sse import stream
 from tests.tap.mirror import START, chat, fate, messages, responses
 
+PEER = json.loads((Path(__file__).parents[1] / "data/peers/vllm_anthropic.json").read_text(encoding="utf-8"))
 MEASURED = (FunnelCounter.MEASURED, None)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 CALL = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Berlin"}'}
@@ -162,6 +164,27 @@ def test_parameters_and_tools_are_those_of_the_chat() -> None:
     assert same(admitted(by_messages), by_chat)
     assert admitted(by_messages).user_hash is not None
     assert admitted(by_messages).labels["prompt_class"] == "tool_calling"
+
+
+def plain(body: dict[str, Any]) -> dict[str, Any]:
+    """A chat's body in one way of writing, without what vLLM ignores."""
+    for message in body["messages"]:
+        if "reasoning_content" in message:
+            message["reasoning"] = message.pop("reasoning_content")
+        content = message.get("content")
+        if isinstance(content, list) and len(content) == 1:
+            message["content"] = content[0]["text"]
+        for call in message.get("tool_calls", ()):
+            arguments = call["function"]["arguments"]
+            call["function"]["arguments"] = json.loads(arguments) if isinstance(arguments, str) else arguments
+    unread = {"model": body.pop("model", None), "reasoning": body.pop("reasoning", None)}
+    assert unread["reasoning"] in (None, {"enabled": True})
+    return body
+
+
+@pytest.mark.parametrize("case", PEER["cases"])
+def test_vllm_makes_the_same_chat_of_a_messages_body(case: dict[str, Any]) -> None:
+    assert plain(anthropic_messages.chat_body(case["body"], takes_chats=True)) == plain(case["chat"])
 
 
 IMAGE = {"type": "input_image", "image_url": "https://host/x.png"}
