@@ -25,7 +25,7 @@ from tests.cli_process import Result
 NUM_RECORDS = 12
 PATIENCE_S = 120.0
 ROOT = Path(__file__).parents[2]
-ENGINE = ROOT / "tests" / "servers" / "fake_engine.py"
+ENGINE, MODULE = ROOT / "tests" / "servers" / "fake_engine.py", "tests.servers.fake_engine"
 
 
 class Place:
@@ -38,13 +38,14 @@ class Place:
         for folder in (self.engine, self.logs):
             folder.mkdir()
         self.gguf.touch()
+        (workspace.folder / "of_the_working_directory.py").touch()
         records = [chat(number) if number % 2 else record(number) for number in range(NUM_RECORDS)]
         write_traffic(workspace.folder / "traffic.jsonl", records)
 
     def arguments(self, engine: str, *flags: str) -> list[str]:
-        target = self.pair[0] if engine == "vllm" else self.gguf
+        target, program = (self.gguf, [str(ENGINE)]) if engine == "llama.cpp" else (self.pair[0], ["-m", MODULE])
         words = ["try", "--start", engine, "--traffic", "traffic.jsonl", "--load", "2"]
-        return [*words, "--target", str(target), "--engine-command", shlex.join([sys.executable, str(ENGINE)]), *flags]
+        return [*words, "--target", str(target), "--engine-command", shlex.join([sys.executable, *program]), *flags]
 
     def run(self, engine: str, *flags: str) -> Result:
         return self.workspace.run(*self.arguments(engine, *flags))

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ def main() -> None:
     (folder / f"{os.getpid()}.process").write_text(json.dumps(words))
     (folder / f"{worker.pid}.process").touch()
     print(f"\x1b[31mloading\x1b[0m {word_after(words, '--port')}", flush=True)
+    if find_spec("of_the_working_directory") is not None:
+        sys.exit("modules of the working directory take the place of its own")
     if (folder / "broken").exists():
         sys.exit("no memory")
     asyncio.run(serve(server_of(words), int(word_after(words, "--port") or 0), folder))

@@ -210,7 +210,8 @@ class Vllm(ServingEngine):
         ("vllm", "serve"),
         _command_line,
         module="vllm.entrypoints.openai.api_server",
-        variables={"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"},
+        # The working directory is no place for its modules, as -m would have it.
+        variables={"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1"},
     )
     method_keys = MethodKeys("method", "num_speculative_tokens", "model")
     counts_source = CountsSource("response", "each answer")
