@@ -263,12 +263,13 @@ def _saving(row: BoardRow, currency: str) -> str:
         f"{saving.time.ms_per_token(Arm.BASELINE):.2f} ms of the device per output token without speculation, "
         f"{saving.time.ms_per_token(Arm.SPECULATIVE):.2f} ms with it"
     )
-    money = saving.per_million_tokens
-    below = "" if money is None else f"<small>{_money(money, currency)} / M tok</small>"
+    amount = saving.per_million_tokens
+    below = "" if amount is None else f"<small>{money(amount, currency)} / M tok</small>"
     return f'<span title="{detail}"><b>{percent(saving.share, 0)}</b>{below}</span>'
 
 
-def _money(value: float, currency: str) -> str:
+def money(value: float, currency: str) -> str:
+    """An amount; a negative one with a minus sign."""
     return f"{value:,.2f} {currency}".replace("-", "\u2212")
 
 

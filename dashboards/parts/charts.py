@@ -26,8 +26,10 @@ def frame(rows: Rows) -> pd.DataFrame:
 def show(chart: Chart, title: str, *, key: str, help_text: str | None = None, height: int | None = None) -> None:
     """Draw a chart under its title, which carries the unit; tools at its corner save it as PNG or (`offer_files`) SVG.
 
-    `height` is in pixels; None as its rows and legend need it, `HEIGHT` without rows.
+    `height` is in pixels; None as its rows and legend need it, `HEIGHT` without rows.  An empty chart is not drawn.
     """
+    if chart.is_empty:
+        return
     st.markdown(f"**{title}**", help=help_text)
     st.vega_lite_chart(
         specification(chart, height or (None if chart.y.names else HEIGHT)), width="stretch", key=key, alt=chart.said

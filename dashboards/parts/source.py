@@ -78,6 +78,12 @@ def board(of: Pulse) -> Board:
     )
 
 
+def values(of: Pulse) -> BoardValues:
+    """What the board is built of."""
+    current_config = config()
+    return _values(current_config.database_url, current_config.path.stat().st_mtime_ns, of)
+
+
 def paths(of: Pulse, endpoint: str, slice_key: str, concurrency: int, fingerprint: str) -> dict[str, TestPath]:
     """The drawn tests of a hypothesis over the gate's looks."""
     return _paths(config().database_url, of, endpoint, slice_key, concurrency, fingerprint)
@@ -167,7 +173,8 @@ def _values(url: str, changed_ns: int, of: Pulse) -> BoardValues:
     prices = {
         name: default or settings.policy.device_price_per_hour for name, settings in current_config.endpoints.items()
     }
-    return board_values(_store(url), prices, current_config.terms, datetime.now(UTC))
+    owners = {name: endpoint.owner for name, endpoint in current_config.endpoints.items()}
+    return board_values(_store(url), prices, current_config.terms, datetime.now(UTC), owners)
 
 
 @st.cache_resource(show_spinner=False, max_entries=4, ttl=MAX_AGE)

@@ -10,13 +10,17 @@ from typing import Any
 import streamlit as st
 import streamlit.components.v2 as components
 
+from shadowspec.reports.content.urgency import Severity
 from shadowspec.reports.pages.board import SORTS, UNDECIDED, Board, BoardFilter, find_rows, label_values, models_of
+from shadowspec.reports.pages.fleet_digest import DAY, digest
+from shadowspec.store import Pulse
 from shadowspec.text import plural
 from shadowspec.types import Verdict
 
-from ..parts import formats, source, states
+from ..parts import formats, queries, source, states
 from ..parts.board_columns import COLUMNS
 from ..parts.board_table import TableContext, speedup_range, table_html
+from ..parts.today import today_html
 from ..parts.trial_charts import TRIALS
 
 AHEAD = (
@@ -35,9 +39,13 @@ def page() -> None:
     if pulse.moved_at is None and pulse.decision_id is None:
         _empty(board)
         return
+    today = st.container()  # above the filters, of which it follows the owner's
     st.html(_tallies(board))
     _partial(board)
-    _table(board, *_filters(board))
+    wanted, sort = _filters(board)
+    with today:
+        _today(board, pulse, wanted)
+    _table(board, wanted, sort)
     _legend()
 
 
@@ -84,12 +92,26 @@ def _partial(board: Board) -> None:
         )
 
 
+def _today(board: Board, pulse: Pulse, wanted: BoardFilter) -> None:
+    """What changed since yesterday, what needs somebody and what it costs, of the chosen owners."""
+    owners = {endpoint.name: endpoint.head.owner for endpoint in board.endpoints}
+    since = formats.now().replace(second=0, microsecond=0) - DAY
+    found = digest(
+        board,
+        source.values(pulse),
+        queries.changes(None, since),
+        lambda name: not wanted.owners or owners.get(name, "") in wanted.owners,
+    )
+    html = today_html(found, source.config().dashboard.currency)
+    _component()(key="board_today", data={"html": html, "open": [], "opened": [], "ahead": [], "trials": []})
+
+
 def _filters(board: Board) -> tuple[BoardFilter, str]:
     """Every filter is in the address."""
     models = sorted({name for row in board.rows for name in models_of(row)})
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
         search = st.text_input(
-            "Search", key="q", bind="query-params", placeholder="name, label, model, reason", width=230
+            "Search", key="q", bind="query-params", placeholder="name, owner, label, reason", width=190
         )
         verdicts = st.pills(
             "Verdict",
@@ -98,7 +120,9 @@ def _filters(board: Board) -> tuple[BoardFilter, str]:
             key="verdict",
             bind="query-params",
         )
-        sort = st.selectbox("Sort by", list(SORTS), key="sort", bind="query-params", width=150)
+        severities = st.pills("Severity", [*Severity], selection_mode="multi", key="severity", bind="query-params")
+        owners = _owners(board)
+        sort = st.selectbox("Sort by", list(SORTS), key="sort", bind="query-params", width=120)
         labels: dict[str, frozenset[str]] = {}
         with st.popover("More filters", icon=":material/filter_list:"):
             names = [endpoint.name for endpoint in board.endpoints]
@@ -107,8 +131,22 @@ def _filters(board: Board) -> tuple[BoardFilter, str]:
             for name, values in list(label_values(board).items())[:LABEL_KEYS]:
                 title = name.replace("_", " ").capitalize()
                 labels[name] = frozenset(st.multiselect(title, values, key=f"label.{name}", bind="query-params"))
-    wanted = BoardFilter(search or "", frozenset(endpoints), frozenset(verdicts), frozenset(chosen), labels)
+    wanted = BoardFilter(
+        search or "",
+        frozenset(endpoints),
+        frozenset(verdicts),
+        frozenset(chosen),
+        labels,
+        frozenset(owners),
+        frozenset(severities),
+    )
     return wanted, sort
+
+
+def _owners(board: Board) -> list[str]:
+    """The owners that are asked for; no filter where no endpoint names one."""
+    names = sorted({row.owner for row in board.rows if row.owner})
+    return st.multiselect("Owner", names, key="owner", bind="query-params", width=150) if names else []
 
 
 def _table(board: Board, wanted: BoardFilter, sort: str) -> None:

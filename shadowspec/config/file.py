@@ -76,6 +76,7 @@ class EndpointConfig:
     pools: Pools | None = None  # None: named when its routes are exported
     sampling: ServedSampling = field(default_factory=ServedSampling)  # from which the rule has its defaults
     has_folder: bool = True  # else only its servers know its tokenizer
+    owner: str = ""  # who answers for it
 
     @property
     def loads_models(self) -> bool:
@@ -349,6 +350,7 @@ def _endpoint(name: str, section: EndpointSection, endpoint_policy: EndpointPoli
         live=None if section.live is None else _with_guard(section.live, policy),
         pools=section.pools,
         sampling=sampling,
+        owner=section.owner or "",
     )
 
 

@@ -240,6 +240,7 @@ class EndpointSection(ConfigSection):
     sql_dialect: Annotated[str, Field(pattern=_DIALECT)] | None = None
     engine: Literal["in_process", "openai"] = "in_process"
     serving_engine: Text | None = None
+    owner: Text | None = None
     servers: ServerSettings | None = None
     live: LiveSettings | None = None
     pools: Pools | None = None

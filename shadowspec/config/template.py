@@ -229,6 +229,7 @@ loads = [{ concurrency = 4, share = 1.0 }]
 # use only measurements on it (docs/policy.md, Which engine serves), and candidates draft by its rules
 # (docs/proposers.md).
 serving_engine = @
+# owner = "search team" # who answers for it; the dashboard finds endpoints by it
 # max_age_s = 3600.0    # records older than this, against the newest event time, expire; default: no limit
 # scores = ["json_valid", "package.module:function"]  # functions that score both arms' outputs (docs/guardrails.md)
 # contract = "sql"      # required form of outputs: "json", "tool_call", "sql"; by prompt class:

@@ -27,8 +27,17 @@ def said_raw(app: AppTest) -> str:
 
 def board_html(app: AppTest) -> str:
     """The board's table; empty where there is none."""
+    return next((html for html in _components(app) if "<table" in html), "")
+
+
+def today_html(app: AppTest) -> str:
+    """The board's first part: what changed, what needs somebody, what it costs."""
+    return next((html for html in _components(app) if 'class="ss-today"' in html), "")
+
+
+def _components(app: AppTest) -> list[str]:
     given = [json.loads(each.proto.json or "null") for each in app.get("bidi_component")]
-    return next((str(each["html"]) for each in given if each and "html" in each), "")
+    return [str(each["html"]) for each in given if each and "html" in each]
 
 
 def endpoints_shown(app: AppTest) -> list[str]:

@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from shadowspec.store import Store
 from shadowspec.types import Advance, FunnelCounter, Override, PartitionId, Verdict, WriteBatch
-from tests.dashboards.pages import board_html, endpoints_shown, said, said_raw
+from tests.dashboards.pages import board_html, endpoints_shown, said, said_raw, today_html
 
 Open = Callable[..., AppTest]
 Configure = Callable[..., Path]
@@ -63,6 +63,27 @@ def test_filters_search_and_sort_stand_in_the_address(filled_url: str, configure
     slices = re.findall(r"slice=([^&]+)&amp;load", board_html(app))
     assert slices
     assert all("tier%3Dpro" in item for item in slices)
+
+
+def test_the_first_screen_says_what_changed_what_needs_somebody_and_what_it_costs(
+    filled_url: str, configured: Configure, open_page: Open
+) -> None:
+    configured(filled_url)
+    today = today_html(open_page())
+    for words in ("Changed since yesterday", "Needs somebody", "of the device time of an output token"):
+        assert words in today
+    assert re.search(r"Measuring both arms took at least <b>.* of a device, [\d.,]+ USD\.", today)
+    assert 'href="evidence?endpoint=' in today, "a change leads to its evidence"
+    everybody = open_page()
+    owners = everybody.multiselect(key="owner").options
+    assert len(owners) > 1
+    app = open_page(owner=owners[0])
+    assert app.multiselect(key="owner").value == [owners[0]]
+    shown = endpoints_shown(app)
+    assert 0 < len(shown) < len(endpoints_shown(everybody))
+    assert set(re.findall(r"endpoint=([\w-]+)", today_html(app))) <= set(shown), "of that owner alone"
+    app = open_page(severity="decided")
+    assert app.button_group(key="severity").value == ["decided"]
 
 
 def test_an_empty_store_says_what_to_do_next(

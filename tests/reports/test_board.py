@@ -121,6 +121,26 @@ def test_trend_and_saving_are_pooled_over_the_slices() -> None:
     assert Saving(costlier, None).share == -0.5
 
 
+def test_endpoints_are_found_by_owner_and_by_what_they_ask_for() -> None:
+    judged = [
+        decision("chat", verdict=Verdict.DISABLE, reason_code="parity_fault"),
+        decision("sql", verdict=Verdict.HOLD, reason_code="too_few_units"),
+        decision("mail", verdict=Verdict.HOLD, reason_code="undecidable"),
+        decision("code", verdict=Verdict.DISABLE, reason_code="slowdown"),
+    ]
+    given = replace(values(judged), owners={"chat": "Search team", "sql": "data"})
+    found = build_board(given, (), NOW)
+
+    def names(sort: str = "name", **wanted: frozenset[str]) -> list[str]:
+        return [endpoint.name for endpoint in find_rows(found, BoardFilter(**wanted), sort).endpoints]  # type: ignore[arg-type]
+
+    assert names(owners=frozenset({"Search team"})) == ["chat"]
+    assert names(severities=frozenset({"act now", "to do"})) == ["chat", "mail"]
+    assert names("severity") == ["chat", "mail", "sql", "code"]
+    assert [row.severity for row in found.rows] == ["act now", "decided", "to do", "waiting"]
+    assert find_rows(found, BoardFilter(search="search TEAM"), "name").num_rows == 1
+
+
 def test_filters_keep_an_endpoint_for_any_row_that_matches() -> None:
     found = board(
         decision(verdict=Verdict.ENABLE),
@@ -140,6 +160,7 @@ def test_filters_keep_an_endpoint_for_any_row_that_matches() -> None:
     assert find_rows(found, BoardFilter(search="SQL draft"), "name").num_rows == 1
     assert not find_rows(found, BoardFilter(models=frozenset({"another"})), "name").endpoints
     assert find_rows(found, BoardFilter(endpoints=frozenset({"sql"})), "name").num_rows == 1
+    assert find_rows(found, BoardFilter(search="Search TEAM"), "name").num_rows == 0, "nobody is named"
     by_speedup = find_rows(found, BoardFilter(), "speedup")
     assert [endpoint.name for endpoint in by_speedup.endpoints] == ["chat", "sql"]
     assert [endpoint.name for endpoint in find_rows(found, BoardFilter(), "no such order").endpoints] == ["chat", "sql"]

@@ -105,6 +105,11 @@ class Chart:
     limits: tuple[Limit, ...] = ()
     words: tuple[tuple[str, str], ...] = ()  # band of y, word at its end
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no mark has a place: there is nothing to see but axes."""
+        return all(point.x is None or point.y is None for mark in self.marks for point in mark.points)
+
 
 @dataclass(frozen=True, slots=True)
 class IntervalPicture:

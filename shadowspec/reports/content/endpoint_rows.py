@@ -11,13 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from shadowspec.gate.verdict.current_verdict import AT_ONCE_CODES
 from shadowspec.gate.verdict.hold_reasons import still_needed
-from shadowspec.gate.verdict.lifecycle import ALARM_CODES, WAITING_CODES
 from shadowspec.gate.verdict.reasons import without_scope, without_sending
 from shadowspec.reports.content.next_steps import RECORD_MORE, best_decision, keep_off, next_action
 from shadowspec.reports.content.notes import TRIAL_NOTE
 from shadowspec.reports.content.screen_rows import NOTHING, ScreenRow, row_of
+from shadowspec.reports.content.urgency import UNJUDGED, urgency_of
 from shadowspec.rollout.check.answer import Answer
 from shadowspec.rollout.check.outcome import Outcome
 from shadowspec.text import sentence, span_text
@@ -30,7 +29,6 @@ _UPGRADES: Final[Mapping[str, tuple[str, Verdict]]] = {
     ReasonCode.MAY_REPLACE: (Outcome.REPLACE, Verdict.ENABLE),
     ReasonCode.MUST_NOT_REPLACE: (Outcome.KEEP, Verdict.DISABLE),
 }
-_WAITING: Final = WAITING_CODES | {ReasonCode.SMALL_SLICE, ReasonCode.DEPENDENT, ReasonCode.CHANGED_FINGERPRINT}
 
 
 def endpoint_rows(
@@ -79,7 +77,7 @@ def endpoint_rows(
 def unjudged_row(endpoint: str, action: str, order: Override | None = None, *, verdict: str = NOT_JUDGED) -> ScreenRow:
     """The row of an endpoint without a decision; an `order` over all of it is its verdict."""
     if order is None:
-        return ScreenRow(endpoint, endpoint, verdict, "undecided", *NOTHING, "", action, action, 6)
+        return ScreenRow(endpoint, endpoint, verdict, "undecided", *NOTHING, "", action, action, UNJUDGED)
     ordered, step = f"{order.verdict} (override)", sentence(keep_off(order.override_id))
     return ScreenRow(endpoint, endpoint, ordered, order.verdict.lower(), *NOTHING, "", action, step, 0)
 
@@ -99,7 +97,7 @@ def decision_row(
         tone=tone.lower(),
         action=action_text(decision, answer),
         step=sentence(next_action(decision, answer)),
-        urgency=_urgency(decision),
+        urgency=urgency_of(decision),
         span_s=span_s,
     )
 
@@ -146,17 +144,3 @@ def _differing(shown: Decision, others: Iterable[Decision], slices: Collection[D
             verdicts = ", ".join(f"{number_of} {verdict}" for verdict, number_of in sorted(counted.items()))
             said.append(f"Other verdicts among {subject}: {verdicts}.")
     return said
-
-
-def _urgency(decision: Decision) -> int:
-    """The smaller, the sooner somebody should look."""
-    code = decision.reason_code
-    if decision.override is not None or code in ALARM_CODES:
-        return 0
-    if code in AT_ONCE_CODES or code == ReasonCode.MUST_NOT_REPLACE:
-        return 1
-    if decision.verdict is Verdict.ENABLE or code == ReasonCode.MAY_REPLACE:
-        return 3
-    if decision.verdict is Verdict.DISABLE:
-        return 4
-    return 5 if code in _WAITING else 2

@@ -21,6 +21,7 @@ from shadowspec.planning.demand import EndpointLoads, endpoint_loads, governing_
 from shadowspec.reports.content.definitions import find_test
 from shadowspec.reports.content.next_steps import MEASURED_ONLY, NOT_MEASURED, is_on, keep_off, next_action
 from shadowspec.reports.content.notes import alerts
+from shadowspec.reports.content.urgency import Severity, severity_of
 from shadowspec.reports.pages.board_values import BoardValues, Saving, TrendDay, saving, trend
 from shadowspec.rollout.check.answer import Answer, CheckInput, EndpointTerms, Question
 from shadowspec.rollout.check.judge import asked
@@ -64,6 +65,7 @@ class BoardRow:
     stage: Rollout | None
     alerts: tuple[str, ...]
     answer: Answer | None
+    owner: str = ""  # who answers for the endpoint; "" where nobody is named
 
     @property
     def verdict(self) -> Verdict | None:
@@ -93,6 +95,16 @@ class BoardRow:
         if self.fingerprint:
             return MEASURED_ONLY
         return NOT_MEASURED
+
+    @property
+    def severity(self) -> Severity:
+        """What it asks of its owner."""
+        decision = self.current.decision
+        if decision is None:
+            return Severity.TO_DO if self.current.override is None else Severity.ACT_NOW
+        if self.verdict is Verdict.ENABLE and is_on(self.answer) and not self.is_rolled_out:
+            return Severity.TO_DO  # it may be promoted
+        return severity_of(decision)
 
     @property
     def is_rolled_out(self) -> bool:
@@ -277,6 +289,7 @@ def _row(
         stage=stages.get((endpoint, concurrency)),
         alerts=() if shown is None else tuple(alerts(shown)),
         answer=answer,
+        owner=values.owners.get(endpoint, ""),
     )
 
 
@@ -306,7 +319,7 @@ class BoardFilter:
     """What a row must be; what is empty asks for nothing.
 
     `verdicts` are the words, "undecided" for none; `models` names of configs, targets or drafts; `labels` the values
-    allowed of each slice label; `search` any part of a name, label, config or reason.
+    allowed of each slice label; `search` any part of a name, label, owner, config or reason.
     """
 
     search: str = ""
@@ -314,6 +327,8 @@ class BoardFilter:
     verdicts: frozenset[str] = frozenset()
     models: frozenset[str] = frozenset()
     labels: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    owners: frozenset[str] = frozenset()
+    severities: frozenset[str] = frozenset()
 
     def matches(self, row: BoardRow) -> bool:
         """Whether the row is all that is asked for."""
@@ -321,12 +336,16 @@ class BoardFilter:
             return False
         if self.verdicts and (UNDECIDED if row.verdict is None else row.verdict.value) not in self.verdicts:
             return False
+        if self.owners and row.owner not in self.owners:
+            return False
+        if self.severities and row.severity not in self.severities:
+            return False
         if self.models and not self.models & set(models_of(row)):
             return False
         labels = row.labels
         if any(wanted and labels.get(name) not in wanted for name, wanted in self.labels.items()):
             return False
-        text = " ".join((row.endpoint, row.slice_key, *models_of(row), row.reason)).casefold()
+        text = " ".join((row.endpoint, row.slice_key, row.owner, *models_of(row), row.reason)).casefold()
         return all(word in text for word in self.search.casefold().split())
 
 
@@ -382,6 +401,7 @@ def _oldest_first(at: datetime | None) -> float:
 
 SORTS: dict[str, Callable[[BoardRow], float]] = {
     "verdict": lambda row: _VERDICT_ORDER[row.verdict],
+    "severity": lambda row: list(Severity).index(row.severity),
     "name": lambda _row: 0.0,
     "speedup": lambda row: _falling(None if row.speedup is None else row.speedup.lower),
     "acceptance": lambda row: _falling(None if row.acceptance is None else row.acceptance.lower),

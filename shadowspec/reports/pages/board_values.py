@@ -93,11 +93,13 @@ def _trend_day(day: date, by_day: Mapping[date, Sequence[RollupSums]]) -> TrendD
 
 def saving(days: Sequence[GroupSums], newest_day: date | None, price_per_hour: float | None) -> Saving | None:
     """What speculation saves over the last `SAVING_WINDOW`; None where nothing was timed in it."""
-    if newest_day is None:
-        return None
-    recent = (day for day in days if day.start is not None and newest_day - day.start.date() < SAVING_WINDOW)
-    time = device_time(recent)
+    time = device_time(day for day in days if is_recent(day, newest_day))
     return None if time.saved_share is None else Saving(time, price_per_hour)
+
+
+def is_recent(day: GroupSums, newest_day: date | None) -> bool:
+    """Whether a day's sums are of the last `SAVING_WINDOW`."""
+    return newest_day is not None and day.start is not None and newest_day - day.start.date() < SAVING_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,7 @@ class BoardValues:
     terms: Mapping[str, EndpointTerms]  # of the configured endpoints
     traffic: Mapping[str, Sequence[Traffic]]  # what each endpoint was measured with
     demands: Mapping[str, Demand] = field(default_factory=dict)  # production's, where it is measured
+    owners: Mapping[str, str] = field(default_factory=dict)  # of the configured endpoints, where they are named
 
 
 def board_values(
@@ -125,8 +128,9 @@ def board_values(
     prices: Mapping[str, float | None],
     terms: Mapping[str, EndpointTerms],
     now: datetime,
+    owners: Mapping[str, str] | None = None,
 ) -> BoardValues:
-    """Everything that a board needs at `now`; `prices` and `terms` are the configured endpoints'."""
+    """Everything that a board needs at `now`; `prices`, `terms` and `owners` are the configured endpoints'."""
     endpoints = sorted({*store.named_endpoints(), *terms})
     newest = [hours[1] for name in endpoints if (hours := store.rollup_hours(name)) is not None]
     newest_day = max(newest).astimezone(UTC).date() if newest else None
@@ -144,6 +148,7 @@ def board_values(
         prices=prices,
         terms=terms,
         traffic={name: store.traffic(name) for name in endpoints},
+        owners=owners or {},
         demands={
             name: demand
             for name, of in terms.items()
