@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 import time
+from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from shadowspec.cli import produce as produce_command
+from shadowspec.cli import tail as tail_command
 from shadowspec.cli.main import app
 from shadowspec.errors import ServiceUnavailableError, UsageError
 from shadowspec.tap.kafka.arrivals import Arrival, Pace, arrival, batches
@@ -210,6 +214,32 @@ def test_a_map_says_where_the_key_is(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(produce_command, "deliver", lambda _, batch: keys.extend(message.key for message in batch))
     mapped = () if is_configured else ("--map", "request=body,session=client")
     result = produce(file, "--topic", "t", "--config", config, *mapped)
+    assert result.exit_code == 0, result.output
+    assert keys == [b"s"]
+
+
+def test_a_map_says_where_the_key_of_a_followed_line_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log, stop, keys = tmp_path / "own.jsonl", threading.Event(), list[bytes | None]()
+    log.write_text(json.dumps({"body": {"model": "m", "prompt": "a"}, "client": "s"}) + "\n", encoding="utf-8")
+
+    def deliver(_: object, sent: Iterable[OutgoingMessage], **__: object) -> None:
+        keys.extend(message.key for message in sent)
+        stop.set()
+
+    monkeypatch.setattr(tail_command, "TopicWriter", Written)
+    monkeypatch.setattr(tail_command, "stopping", lambda: nullcontext(stop))
+    monkeypatch.setattr(tail_command, "deliver", deliver)
+    words = [
+        "tail",
+        str(log),
+        "--topic",
+        "t",
+        "--bootstrap-servers",
+        "localhost:1",
+        "--map",
+        "request=body,session=client",
+    ]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert keys == [b"s"]
 
