@@ -420,11 +420,11 @@ def independence_unknown(test: TestResult, units: str, more: int | None) -> str:
 
 
 def drifting_together(test: TestResult, units: str, agreement: float, more: int | None) -> str:
-    """A test that crosses its limit on units whose batches do not agree."""
+    """A test that crosses its limit by fewer standard errors of batches than a common drift of units may fake."""
     remedy = _SPREAD if more is None else f"Send about {more:,} more."
     return (
-        f"The {subject_of(test)} crosses its limit, but its {units} drift together over time. "
-        f"Their batches agree by {agreement:.2f}, and 1 is needed. {remedy}"
+        f"The {subject_of(test)} crosses its limit, but not by as much as excludes that its {units} drift together. "
+        f"Their batches over time show {agreement:.0%} of the distance that is needed. {remedy}"
     )
 
 
