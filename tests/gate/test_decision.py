@@ -407,8 +407,8 @@ def test_few_units_wait_until_their_independence_shows() -> None:
     assert result(decision, "speedup").outcome == "pass"
     assert (decision.reason_code, decision.reason) == (
         "too_few_units",
-        "The speedup crosses its limit, but 60 blocks are too few to judge whether they are independent. "
-        "Send about 40 more. The same is true of 1 more test.",
+        "The speedup meets its limit, but 60 blocks are too few to judge whether they are independent. "
+        "Send traffic for about 40 more blocks. The same is true of 1 more test.",
     )
 
 

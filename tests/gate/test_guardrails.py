@@ -278,7 +278,8 @@ def test_times_that_depend_on_each_other_keep_a_required_quantile_waiting() -> N
     waiting = look(evidence, policy)
     assert (waiting.verdict, waiting.reason_code) == (Verdict.HOLD, "dependent")
     assert waiting.reason == (
-        "The ratio of the p95 times crosses its limit, but neighbours among its 400 blocks resemble each other. "
+        "The ratio of the p95 times meets its limit, but of its 400 blocks those that follow each other resemble each "
+        "other. "
         "Their correlation is 0.63, and the limit 0.37. Send traffic that is spread over more time."
     )
     assert result(waiting, "p95").outcome == "pass"

@@ -108,7 +108,7 @@ def test_what_nothing_will_decide_is_said() -> None:
         ({}, {"num_lost": 400}, {}, "failed or were shed"),
         ({}, {"num_left_out": 400}, {}, "came after their session"),
         ({"max_evidence_age_s": 60.0}, {}, {}, "The newest evidence is of"),
-        ({}, {}, {"num_unknown_parity": 40}, "Parity was not measured"),
+        ({}, {}, {"num_unknown_parity": 40}, "outputs agree is unknown"),
         ({"memory_budget_share": 0.1}, {}, {"num_memory_blocks": 0}, "reports no memory"),
     ],
     ids=["missing", "late", "stale", "parity", "memory"],

@@ -152,14 +152,14 @@ def dependent(result: TestResult) -> str:
     if (found.r1 or 0.0) < allowed:  # batches show what neighbours do not
         return reasons.drifting_together(result, _units(result), max(found.batch_agreement or 0.0, 0.0), needed)
     group = "larger groups" if result.state is not None and result.state.merged_units > 1 else "fours"
-    remedy = None if needed is None else reasons.send_merged(needed, group)
+    remedy = None if needed is None else reasons.send_merged(result, needed, group)
     return reasons.resembling(result, _units(result), found.r1 or 0.0, allowed, remedy)
 
 
 def merged(result: TestResult, state: TestState) -> str:
     """A test that crosses, and of which units are merged and counted again because they resemble each other."""
     r1 = 0.0 if result.dependence is None else result.dependence.r1 or 0.0
-    remedy = reasons.send_merged(result.min_units * state.merged_units, f"groups of {state.merged_units}")
+    remedy = reasons.send_merged(result, result.min_units * state.merged_units, f"groups of {state.merged_units}")
     return reasons.resembling(result, _units(result), r1, RESTART_AUTOCORRELATION, remedy)
 
 

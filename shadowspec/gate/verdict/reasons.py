@@ -412,33 +412,38 @@ _SPREAD: Final = "Send traffic that is spread over more time."
 
 def independence_unknown(test: TestResult, units: str, more: int | None) -> str:
     """A test that crosses its limit on units that are too few to show that they are independent."""
-    remedy = _SPREAD if more is None else f"Send about {more:,} more."
-    return (
-        f"The {subject_of(test)} crosses its limit, but {units} are too few to judge whether they are independent. "
-        f"{remedy}"
-    )
+    return f"{_crosses(test)}, but {units} are too few to judge whether they are independent. {_more(test, more)}"
 
 
 def drifting_together(test: TestResult, units: str, agreement: float, more: int | None) -> str:
     """A test that crosses its limit by fewer standard errors of batches than a common drift of units may fake."""
-    remedy = _SPREAD if more is None else f"Send about {more:,} more."
     return (
-        f"The {subject_of(test)} crosses its limit, but not by as much as excludes that its {units} drift together. "
-        f"Their batches over time show {agreement:.0%} of the distance that is needed. {remedy}"
+        f"{_crosses(test)}, but its {units} might drift together. "
+        f"Batches of them show {agreement:.0%} of the distance from the limit that rules it out. {_more(test, more)}"
     )
 
 
 def resembling(test: TestResult, units: str, r1: float, allowed: float, remedy: str | None) -> str:
     """A test that crosses its limit on units of which neighbours resemble each other."""
     return (
-        f"The {subject_of(test)} crosses its limit, but neighbours among its {units} resemble each other. "
+        f"{_crosses(test)}, but of its {units} those that follow each other resemble each other. "
         f"Their correlation is {r1:.2f}, and the limit {allowed:.2f}. {_SPREAD if remedy is None else remedy}"
     )
 
 
-def send_merged(number: int, group: str) -> str:
-    """The order to send units that count in groups."""
-    return f"Send {number:,} more, which then count in {group}."
+def send_merged(test: TestResult, number: int, group: str) -> str:
+    """The order to send units; all of them count in groups from then on."""
+    return f"Send traffic for {plural(number, f'more {unit_of(test)}')}; all then count in {group}."
+
+
+def _crosses(test: TestResult) -> str:
+    return f"The {subject_of(test)} {'misses' if test.outcome == 'fail' else 'meets'} its limit"
+
+
+def _more(test: TestResult, number: int | None) -> str:
+    if number is None:
+        return _SPREAD
+    return f"Send traffic for about {plural(number, f'more {unit_of(test)}')}."
 
 
 def alike(number: int) -> str:
@@ -648,7 +653,7 @@ def late_requests(share: float, limit: float) -> str:
     """Requests that came after their session was counted."""
     return (
         f"{percent(share)} of the requests came after their session had been counted, and the limit is "
-        f"{percent(limit)}. Send each session in order through one partition."
+        f"{percent(limit)}. Send each session in order through one partition of the topic."
     )
 
 
@@ -663,8 +668,8 @@ def late_blocks(share: float, limit: float) -> str:
 def other_prompts(share: float, number: int, limit: float) -> str:
     """Prompts that production's server counts otherwise."""
     return (
-        f"Production's server counts other tokens in {percent(share)} of {plural(number, 'prompt')}, and the limit is "
-        f"{percent(limit)}. Give the chat template that serves, and measure again."
+        f"Production's server counts another number of tokens in {percent(share)} of {plural(number, 'prompt')}, and "
+        f"the limit is {percent(limit)}. Give servers and target the chat template that serves, and measure again."
     )
 
 
@@ -681,7 +686,7 @@ def rates_changed(lowest: float, highest: float) -> str:
     """A sampling rate that changed within a trial."""
     return (
         f"The sampling rate was from {lowest:.3g} to {highest:.3g} within this evidence, and blocks need one rate. "
-        "Rename the candidate to begin evidence at one rate."
+        "Rename the candidate: its evidence then begins again, at one rate."
     )
 
 
@@ -710,8 +715,8 @@ def parity_unknown(share: float | None, limit: float) -> str:
     """Requests of which nothing is known about parity; `share` is None where no request is."""
     of = "any request" if share is None else f"{percent(share)} of the requests"
     return (
-        f"Parity was not measured for {of}, and the limit is {percent(limit)}. "
-        "Let the baseline's server return log probabilities (`score_logprobs`)."
+        f"Whether both arms' outputs agree is unknown for {of}, and the limit is {percent(limit)}. "
+        "Let the baseline's server return log probabilities (`score_logprobs` in the configuration)."
     )
 
 
