@@ -132,7 +132,7 @@ def test_a_proposed_map_is_used_if_the_user_agrees(unknown_log: list[str], typed
 
 def test_a_proposed_map_is_not_used_if_the_user_declines(unknown_log: list[str]) -> None:
     code, written = answered_at_terminal(*unknown_log, typed="n\n", columns=200)
-    assert (code, "none of its first 1 line is a record (unknown_format: 1)" in written) == (ExitCode.NO_DATA, True)
+    assert (code, "no record is among the first 1 line (unknown_format: 1)" in written) == (ExitCode.NO_DATA, True)
     assert NO_SERVER not in written
     assert "Hello" not in written
 

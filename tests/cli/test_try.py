@@ -461,7 +461,7 @@ def test_drafts_that_cannot_draft(
         ("empty.jsonl", b"", 4, ("is empty",)),
         ("blank.jsonl", b"\n\n", 4, ("is empty",)),
         ("binary.jsonl", bytes(range(256)) * 20, 4, ("lines is a record", "give JSON lines")),
-        ("text.jsonl", b"hello\nworld\n", 4, ("none of its first 2 lines is a record", "give JSON lines")),
+        ("text.jsonl", b"hello\nworld\n", 4, ("no record is among the first 2 lines", "give JSON lines")),
         ("other.jsonl", b'{"a": 1}\n', 4, ("unknown_format: 1", "docs/formats.md")),
         ("cut.jsonl.gz", b"\x1f\x8b\x08\x00rubbish", 2, ("broken gzip",)),
         ("plain.jsonl.gz", b"{}\n", 2, ("is not gzip",)),

@@ -78,7 +78,7 @@ COMMANDS: dict[str, tuple[int, str, str]] = {
     "run empty.jsonl": (4, "empty.jsonl: is empty", "give a file of JSON lines"),
     "run binary.jsonl": (2, "binary.jsonl: is binary", "give JSON lines"),
     "run plain.jsonl.gz": (2, "is not gzip", "rename it, or compress it"),
-    "run text.jsonl": (4, "none of its first 1 line", "give JSON lines"),
+    "run text.jsonl": (4, "no record is among the first 1 line", "give JSON lines"),
     "run other.jsonl": (4, "no record is of a configured endpoint", "change an endpoint's `match`"),
     "run t.jsonl --max-requests 0": (2, "--max-requests", "must be greater than or equal to 1"),
     "replay t.jsonl": (4, "no response could be replayed", "the table says why"),

@@ -119,7 +119,7 @@ def read_sample(
                 "give JSON lines of requests in one of the formats of docs/formats.md, or say with --map where they are"
             )
         raise UnknownFormatError(
-            f"{path}: none of its first {plural(len(raws), 'line')} is a record ({_counts(reasons)}); {remedy}",
+            f"{path}: no record is among the first {plural(len(raws), 'line')} ({_counts(reasons)}); {remedy}",
             proposal,
         )
     if trace is not None:
