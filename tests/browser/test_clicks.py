@@ -117,6 +117,15 @@ def test_from_the_board_to_the_evidence_and_on_by_link(
     assert "Confidence sequences" in other.words
 
 
+def test_the_first_screen_is_that_of_the_owner_in_the_address(site: Served, reader: Reader) -> None:
+    reader.open(site.address(owner="search", severity="decided"))
+    headings = [part.inner_text() for part in reader.page.locator(".ss-today h2").all()]
+    assert headings == ["Changed since yesterday", "Needs somebody", "Costs, last 7 days of traffic"]
+    assert "owner=search" in reader.page.url
+    assert rows(reader.page)
+    assert reader.violations() == []
+
+
 def test_the_board_is_come_back_to_as_it_was_left(site: Served, reader: Reader) -> None:
     page = reader.page
 
