@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 from shadowspec.errors import NoDataError, RecordError, UsageError
+from shadowspec.gate.policy import GatePolicy
 from shadowspec.tap.documents import split_message
 from shadowspec.tap.formats import FieldMap, MessageFormat, Opened, open_message, propose
 from shadowspec.tap.joining import DEFAULT_WINDOW, Joiner
@@ -16,7 +17,7 @@ from shadowspec.tap.load_trace import ArrivalTimes, LoadTrace
 from shadowspec.tap.parameters import REMEDIES
 from shadowspec.tap.records import NOT_LOGGED
 from shadowspec.tap.sources import STANDARD_INPUT, RawRecord, read_records
-from shadowspec.text import plain_text, plural
+from shadowspec.text import plain_text, plural, span_text
 
 SAMPLED_LINES: Final = 4_000  # some seconds of tokenizing; enough for the shares of slices and lengths
 SHOWN_MODELS: Final = 5
@@ -111,7 +112,7 @@ def read_sample(
         proposal = _propose(raws) if set(reasons) == {"unknown_format"} else None
         if proposal is not None:
             found = ", ".join(f"{part} under `{paths[0]}`" for part, paths in proposal.places.items())
-            remedy = f"line {raws[0].key.offset} has {found}: give --map {proposal}"
+            remedy = f"line {raws[0].key.offset} has {found}: give --map {proposal}{_unnamed(proposal)}"
         elif remedies := [REMEDIES[reason] for reason in reasons if reason in REMEDIES]:
             remedy = remedies[0]
         else:
@@ -137,6 +138,21 @@ def _propose(raws: Sequence[RawRecord]) -> FieldMap | None:
         except RecordError:
             continue
     return propose(documents)
+
+
+def _unnamed(proposal: FieldMap) -> str:
+    """What follows where a proposed map has no session, as further sentences."""
+    if "session" in proposal.places:
+        return ""
+    if "time" not in proposal.places:
+        unit = "requests that begin with the same user message count as one session"
+    elif "user" in proposal.places:
+        unit = "a user's requests of a day count as one session"
+    else:
+        unit = f"requests of the same {span_text(GatePolicy().time_block_s)} count as one session"
+    missing = [part for part in ("session", "user") if part not in proposal.places]
+    names, paths = " or ".join(missing), " or ".join(f"{part}=PATH" for part in missing)
+    return f". No {names} was recognised, so {unit}; if the lines name one, add {paths}"
 
 
 def served_models(sample: Sample, given: Sequence[str]) -> ServedModels:

@@ -11,8 +11,7 @@ beside it that no path names is a refusal.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
@@ -20,7 +19,7 @@ from msgspec import Struct
 from shadowspec.errors import RecordError, UsageError
 from shadowspec.tap.documents import assemble_answer, parse_document
 from shadowspec.tap.parameters import PASSED, READ, malformed_error, unsupported_error
-from shadowspec.tap.records import is_failure, parse_time, usable_id
+from shadowspec.tap.records import is_failure
 
 # The parts of a record by the name that an operator gives them, and as our envelope names them.
 PARTS: Final[Mapping[str, str]] = {
@@ -34,14 +33,6 @@ MAX_PATHS: Final = 40  # of a map
 SAMPLING: Final = READ - {"model", "messages", "prompt", "prompt_token_ids"}
 _BODIES: Final = ("request", "response", "parameters")
 _ANSWER_FIELDS: Final = ("choices", "output", "content", "error", "usage", "model")  # one of them is in every answer
-# By which a map is proposed, the likeliest first.
-_LIKELY: Final[Mapping[str, tuple[str, ...]]] = {
-    "time": ("timestamp", "ts", "time", "datetime", "date", "created_at", "created", "request_time", "start_time"),
-    "session": ("session_id", "session", "conversation_id", "conversation", "thread_id", "chat_id", "sessionId"),
-    "user": ("user_id", "user", "userId"),
-    "response": ("response", "response_body", "answer", "output", "completion", "result", "reply"),
-}
-_PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 
 
 class FieldMap(Struct, frozen=True):
@@ -112,7 +103,7 @@ class FieldMap(Struct, frozen=True):
         if self.takes_bodies and not (isinstance(body, dict) and body):
             _refuse_unmapped(document, self.places)
         for name in BODY_FIELDS & request.keys():
-            request[name] = _parsed(request[name])
+            request[name] = parsed(request[name])
         metadata = {}
         if BODY_FIELDS.isdisjoint(request):
             metadata["no_payload"] = True
@@ -123,7 +114,7 @@ class FieldMap(Struct, frozen=True):
         return {
             **{name: value for name, value in rest.items() if value is not None},
             "request": request,
-            "response": _response(found.get("response"), request, is_failed=_is_failed(status)),
+            "response": answer_of(found.get("response"), request, is_failed=_is_failed(status)),
             "metadata": metadata,
         }
 
@@ -145,7 +136,7 @@ def _at(document: Any, path: str) -> Any:
         names = path.split(".")
     node = document
     for name in names:
-        node = _parsed(node)
+        node = parsed(node)
         if isinstance(node, dict):
             node = node.get(name)
         elif isinstance(node, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(node):
@@ -163,7 +154,7 @@ def _refuse_unmapped(document: Mapping[str, Any], places: Mapping[str, tuple[str
             raise unsupported_error(f"unmapped:{name}")
 
 
-def _parsed(value: Any) -> Any:
+def parsed(value: Any) -> Any:
     """An object or a list that is written as text; any other value as it is."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
@@ -175,7 +166,7 @@ def _parsed(value: Any) -> Any:
 
 def _body(value: Any, name: str) -> Any:
     """An object, or a list of objects."""
-    body = _parsed(value)
+    body = parsed(value)
     if isinstance(body, dict) or (isinstance(body, list) and all(isinstance(part, dict) for part in body)):
         return body
     raise malformed_error(f"invalid:{name}")
@@ -187,7 +178,7 @@ def _parameter(value: Any) -> Any:
         try:
             number = float(value)
         except ValueError:
-            return _parsed(value)
+            return parsed(value)
         if number in (float("inf"), float("-inf")) or number != number:
             return None
         return int(number) if number.is_integer() and "." not in value else number
@@ -198,7 +189,7 @@ def _is_failed(status: Any) -> bool:
     return isinstance(status, int | str) and not isinstance(status, bool) and is_failure(status)
 
 
-def _response(value: Any, request: Mapping[str, Any], *, is_failed: bool) -> dict[str, Any] | None:
+def answer_of(value: Any, request: Mapping[str, Any], *, is_failed: bool) -> dict[str, Any] | None:
     """The answer: a body, the stream of one, a message, or a plain text.
 
     Raises:
@@ -207,7 +198,7 @@ def _response(value: Any, request: Mapping[str, Any], *, is_failed: bool) -> dic
     if value in NOT_LOGGED or is_failed:
         return None
     body = assemble_answer(value) if isinstance(value, str) else None
-    body = _parsed(value) if body is None else body
+    body = parsed(value) if body is None else body
     if isinstance(body, list) and len(body) == 1:
         body = body[0]
     if isinstance(body, dict) and "role" not in body and any(name in body for name in _ANSWER_FIELDS):
@@ -222,42 +213,6 @@ def _response(value: Any, request: Mapping[str, Any], *, is_failed: bool) -> dic
     raise malformed_error("invalid:response")
 
 
-def propose(documents: Sequence[Any]) -> FieldMap | None:
-    """A map for objects of an unknown layout, by the first and the names of all; None: no request is recognised.
-
-    Names that are no plain ones are passed over: they may be a client's text.
-    """
-    first = documents[0] if documents else None
-    if not isinstance(first, dict):
-        return None
-    names = [name for name in first if _PLAIN_NAME.fullmatch(name)]
-    bodies = [name for name in names if _is_body(_parsed(first[name]))]
-    chosen = {"request": bodies[0]} if bodies else {name: name for name in ("messages", "prompt") if name in first}
-    if not bodies and is_chat(first.get("messages")):
-        chosen = {"messages": "messages"}
-    elif not bodies and (chat := next((name for name in names if is_chat(_parsed(first[name]))), None)) is not None:
-        chosen = {"messages": chat}
-    elif not bodies and not isinstance(first.get("prompt"), str):
-        return None
-    if not bodies:
-        seen = {name for document in documents if isinstance(document, dict) for name in document}
-        chosen |= {name: name for name in sorted(seen & (SAMPLING | {"model"}))}
-    elif "model" not in _parsed(first[bodies[0]]) and isinstance(first.get("model"), str):
-        chosen["model"] = "model"
-    taken = set(chosen.values())
-    for part, likely in _LIKELY.items():
-        named = (name for name in likely if name in names and name not in taken)
-        if (name := next((name for name in named if _is_likely(part, first[name])), None)) is not None:
-            chosen[part] = name
-    return FieldMap.parse(chosen)
-
-
-def _is_body(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return is_chat(value.get("messages")) or ("model" in value and not BODY_FIELDS.isdisjoint(value))
-
-
 def is_chat(messages: Any) -> bool:
     """Whether a value is a list of messages."""
     return (
@@ -265,14 +220,3 @@ def is_chat(messages: Any) -> bool:
         and bool(messages)
         and all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
     )
-
-
-def _is_likely(part: str, value: Any) -> bool:
-    if part == "time":
-        return parse_time(value) is not None and not (isinstance(value, int | float) and value < 1e8)
-    if part == "response":
-        try:
-            return _response(value, {}, is_failed=False) is not None
-        except RecordError:
-            return False
-    return usable_id(value) is not None

@@ -393,6 +393,85 @@ def test_a_map_is_proposed_and_reads_the_line(document: dict[str, Any], expected
     assert opened.record.request["messages"]
 
 
+FOREIGN = {"recv_ms": 1_796_000_001_657, "acct": "u0", "upstream_payload": body(1), "upstream_reply": answer(1)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "request=upstream_payload,time=recv_ms,user=acct,response=upstream_reply"),
+        ({"upstream_reply": json.dumps(answer(1))},
+         "request=upstream_payload,time=recv_ms,user=acct,response=upstream_reply"),
+        ({"upstream_reply": 'data: {"choices": []}\n\ndata: [DONE]\n'},
+         "request=upstream_payload,time=recv_ms,user=acct,response=upstream_reply"),
+        ({"recv_ms": 1_796_000_001_657_000}, "request=upstream_payload,time=recv_ms,user=acct,response=upstream_reply"),
+        ({"recv_ms": 1_796_000_001_657, "acct": None, "meta": {"chatId": "c-1"}},
+         "request=upstream_payload,time=recv_ms,session=/meta/chatId,response=upstream_reply"),
+        ({"recv_ms": None, "acct": 12, "call": {"t": "2026-11-29T10:00:00Z", "end": "2026-11-29T10:00:02Z"}},
+         "request=upstream_payload,time=/call/t,user=acct,response=upstream_reply"),
+        ({"recv_ms": 1657, "acct": "-", "upstream_reply": {"status": "ok"}, "user_agent": "curl"},
+         "request=upstream_payload"),
+        ({"recv_ms": 1_296_000_001, "acct": "", "code": "20261129"},
+         "request=upstream_payload,response=upstream_reply"),
+    ],
+)  # fmt: skip
+def test_parts_are_proposed_by_their_values_and_people_by_their_names(changes: dict[str, Any], expected: str) -> None:
+    document = {**FOREIGN, **changes}
+    assert refusal(document) == ("malformed", "unknown_format")
+    proposed = propose([document])
+    assert str(proposed) == expected
+    (opened,) = open_message(message(document), FieldMap.parse_option(expected))
+    assert opened.record is not None
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "expected"),
+    [
+        ({"end_ms": 1_796_000_002_000, "x": 1_796_000_001_000}, 1000, "x"),  # its name says that it is the end
+        ({"x": 1_796_000_002_000, "recv": 1_796_000_001_000}, 1000, "recv"),
+        ({"y": 1_796_000_002_000, "x": 1_796_000_001_000}, 1000, "y"),
+        ({"recv": 1_796_000_002_000, "ts": 1_796_000_001}, 1, "ts"),
+        ({"build": 1_796_000_002_000}, 0, None),  # the same in every line
+        ({"recv": 1_796_000_002_000}, 0, "recv"),
+    ],
+)
+def test_of_several_times_the_likeliest_beginning_is_proposed(
+    first: dict[str, int], later: int, expected: str | None
+) -> None:
+    lines = [
+        {"payload": body(1), **{name: value + number * later for name, value in first.items()}} for number in range(3)
+    ]
+    proposed = propose(lines)
+    assert proposed is not None
+    assert proposed.places.get("time") == (None if expected is None else (expected,))
+
+
+def test_of_two_unnamed_times_the_one_that_rises_is_proposed() -> None:
+    times = [1_796_000_002, 1_796_000_001, 1_796_000_003]
+    proposed = propose([{"payload": body(1), "a": value, "b": 1_796_000_000 + at} for at, value in enumerate(times)])
+    assert proposed is not None
+    assert proposed.places["time"] == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, r"=upstream_reply\. No session was recognised, so a user's requests of a day count as one session; if"),
+        (
+            {"acct": None},
+            "No session or user was recognised, so requests of the same 10 minutes count as one session",
+        ),
+        ({"acct": None, "recv_ms": None}, "so requests that begin with the same user message count as one session"),
+        ({"thread": "t"}, "session=thread,user=acct,response=upstream_reply$"),
+    ],
+)
+def test_the_error_says_what_follows_where_no_session_is_recognised(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnknownFormatError, match=told):
+        read_sample(written(tmp_path / "own.jsonl", [{**FOREIGN, **changes}]))
+
+
 @pytest.mark.parametrize("document", [{}, {"a": 1}, [], "x", None, {"messages": 3}, {"Why is the sky blue?": {}}])
 def test_nothing_is_proposed_where_no_request_is_seen(document: Any) -> None:
     assert propose([document]) is None
