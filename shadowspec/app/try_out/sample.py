@@ -144,12 +144,10 @@ def _unnamed(proposal: FieldMap) -> str:
     """What follows where a proposed map has no session, as further sentences."""
     if "session" in proposal.places:
         return ""
-    if "time" not in proposal.places:
-        unit = "requests that begin with the same user message count as one session"
-    elif "user" in proposal.places:
-        unit = "a user's requests of a day count as one session"
-    else:
-        unit = f"requests of the same {span_text(GatePolicy().time_block_s)} count as one session"
+    unit = "a user's requests of a day count as one session"
+    if "user" not in proposal.places:
+        block = span_text(GatePolicy().time_block_s)
+        unit = f"requests of the same {block} (without times, of the same first user message) count as one session"
     missing = [part for part in ("session", "user") if part not in proposal.places]
     names, paths = " or ".join(missing), " or ".join(f"{part}=PATH" for part in missing)
     return f". No {names} was recognised, so {unit}; if the lines name one, add {paths}"
