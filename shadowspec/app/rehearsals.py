@@ -23,13 +23,14 @@ REHEARSALS_SHARE: Final = 0.05  # ... and this share of the time, at most, is sp
 class MeasuringProgress:
     """How far measuring is; `decisions` are of the last rehearsal.
 
-    `eta_s` is to the end of the recording, `limit_s` until --minutes ends measuring (infinite without it).
+    `eta_s` is to the end of the recording, None before a block was measured; `limit_s` until --minutes ends measuring
+    (infinite without it).
     """
 
     done: Progress
     num_records: int
     seconds: float
-    eta_s: float
+    eta_s: float | None
     limit_s: float
     decisions: Sequence[Decision]
 
@@ -104,7 +105,9 @@ class Rehearsals:
     def progress(self) -> MeasuringProgress:
         """How far it is now."""
         seconds = self.seconds
-        eta_s, limit_s = self._eta(self.done, seconds), self._ends_at - time.monotonic()
+        # Records are read in no time while the first block fills: their share tells nothing of it.
+        eta_s = self._eta(self.done, seconds) if self.done.blocks_measured else None
+        limit_s = self._ends_at - time.monotonic()
         return MeasuringProgress(self.done, self._num_records, seconds, eta_s, limit_s, self._decisions)
 
     def _eta_by_records(self, done: Progress, seconds: float) -> float:

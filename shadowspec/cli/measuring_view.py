@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from math import inf
 from operator import attrgetter
 from typing import Self
 
@@ -112,10 +113,13 @@ def _headline(progress: MeasuringProgress, since: float = 0.0) -> str:
     """Counts and times; `since` seconds have passed since it was taken."""
     done = progress.done
     measured_before = f", {done.requests_found:,} measured before" if done.requests_found else ""
-    limit_s = max(progress.limit_s - since, 0.0)
-    limit = f", --minutes ends it in {span_text(limit_s)}" if limit_s < progress.eta_s - since else ""
+    limit_s, eta_s = max(progress.limit_s - since, 0.0), progress.eta_s
+    limit = (
+        f", --minutes ends it in {span_text(limit_s)}" if limit_s < (inf if eta_s is None else eta_s - since) else ""
+    )
+    rest = "" if eta_s is None else f", about {span_text(max(eta_s - since, 0.0))} to the end of the recording"
     return (
         f"{done.records_read:,}/{plural(progress.num_records, 'record')}, {plural(done.blocks_measured, 'block')}, "
-        f"{plural(done.requests_measured, 'request')}{measured_before}, {span_text(progress.seconds + since)}, about "
-        f"{span_text(max(progress.eta_s - since, 0.0))} to the end of the recording{limit}"
+        f"{plural(done.requests_measured, 'request')}{measured_before}, "
+        f"{span_text(progress.seconds + since)}{rest}{limit}"
     )

@@ -7,13 +7,16 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shadowspec.app.rehearsals import MeasuringProgress, Rehearsals
 from shadowspec.app.try_out import sample as sampling
 from shadowspec.app.try_out.configuration import NUM_TOKENS, TrialInputs, config_text
 from shadowspec.app.try_out.sample import read_sample, served_models
 from shadowspec.app.try_out.survey import NO_SLICES, SLICE_SESSIONS, Slicing, Survey, UsableRequest
+from shadowspec.cli.measuring_view import progress_lines
 from shadowspec.config import load_config
 from shadowspec.gate.policy import GatePolicy
 from shadowspec.gate.verdict.figure_texts import title_of_test
@@ -21,6 +24,7 @@ from shadowspec.gate.verdict.hold_reasons import needed_for_promotion
 from shadowspec.gate.verdict.required_tests import min_clusters
 from shadowspec.tap.endpoints import DEFAULT_SLICE_BY, EndpointRule
 from shadowspec.text import plural
+from shadowspec.worker.files import Progress
 from tests.builders.hypothesis_evidence import draw_runs, evidence_of, look
 from tests.gate.worlds import START
 from tests.tap.formats.samples import kong_entry, structured
@@ -123,6 +127,19 @@ def test_the_configuration_parses_and_shares_the_level_among_what_is_measured(
     assert [each.concurrency for each in endpoint.rule.loads] == [8]
     assert [each.num_speculative_tokens for each in endpoint.candidates] == [NUM_TOKENS["ngram"], NUM_TOKENS["suffix"]]
     assert endpoint.rule.match.matches(endpoint=None, model=None, path=None)
+
+
+def test_no_end_is_estimated_before_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rehearsals, "_rehearse", lambda self: [])
+    shown: list[MeasuringProgress] = []
+    unused: Any = None  # by the rehearsal that is left out
+    rehearsals = Rehearsals(unused, unused, 130, shown.append, eta=lambda done, seconds: 11.0)
+    for num_blocks in (0, 1):
+        rehearsals.take_progress(Progress(50, num_blocks, 0, 4 * num_blocks))
+    (before,), (after,) = map(progress_lines, shown)
+    assert before.startswith("50/130 records, 0 blocks, 0 requests, ")
+    assert "about" not in before
+    assert after.endswith(", about 11 seconds to the end of the recording")
 
 
 def test_what_production_would_still_want_is_what_the_decision_lacks() -> None:
