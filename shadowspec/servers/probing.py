@@ -288,8 +288,8 @@ def _answer_remarks(baseline: Probe, speculative: Probe) -> list[str]:
         )
     if baseline.cache is not None and not (baseline.has_salts and speculative.has_salts):
         texts.append(
-            "a server's prefix cache knows no salts: prompts that are sent again find themselves there, and no "
-            "baseline runs twice"
+            "a server's prefix cache knows no salts, and would hold a prompt that is sent again: no baseline runs "
+            "twice, and noise is not measured"
         )
     if not (baseline.reports_cached and speculative.reports_cached):
         texts.append(f"cached tokens are not reported{_remedy(speculative, Lack.CACHED_TOKENS)}")
@@ -402,11 +402,14 @@ def _memory_remarks(baseline: Probe, speculative: Probe) -> list[str]:
     if plain is None or speculating is None:
         remedy = _remedy(baseline if plain is None else speculative, Lack.CAPACITY)
         return [f"the capacity of the KV caches is not reported, so that memory stays unknown{remedy}"]
+    fixed: dict[str, list[str]] = {}
+    for arm, capacity in (("baseline", plain), ("speculative", speculating)):
+        if capacity.fixed_by is not None:
+            fixed.setdefault(capacity.fixed_by, []).append(arm)
     texts = [
-        f"{capacity.fixed_by} sets the size of the {arm} server's KV cache: a draft's weights take nothing of it, and "
-        "are not among the displaced tokens"
-        for arm, capacity in (("baseline", plain), ("speculative", speculating))
-        if capacity.fixed_by is not None
+        f"{option} sets the size of the {' and the '.join(arms)} server's KV cache: a draft's weights take nothing of "
+        "it, and are not among the displaced tokens"
+        for option, arms in fixed.items()
     ]
     if plain.shares != speculating.shares:
         texts.append(

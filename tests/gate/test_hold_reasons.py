@@ -379,7 +379,8 @@ def test_an_open_test_without_an_estimate_names_what_may_help() -> None:
     open_test = TestResult("tail", "open", 0.2, 0.05, 0.4, 0.1, 0.01, "window", 9, 20)
     assert outlook(open_test) == (
         "The share of slowed requests is 20.0% [5.0%, 40.0%] and must be below 10.0%. "
-        "More of this traffic is not expected to prove it. Try another candidate."
+        "More of this traffic is not expected to prove it. Try another candidate, or a quiet "
+        "machine if others share this one."
     )
     assert outlook(replace(open_test, num_units=0)) == (
         "Nothing counts yet for the share of slowed requests, and it needs at least 20 windows. Send traffic."

@@ -15,9 +15,10 @@ from shadowspec.gate.evidence.series import add_times
 from shadowspec.gate.evidence.speedup import tail_test
 from shadowspec.gate.evidence.units import BlockUnit
 from shadowspec.gate.verdict.required_tests import betting_result
+from shadowspec.reports.content.definitions import test_notes as shown_notes
 from shadowspec.simulate.effects import location
 from shadowspec.simulate.worlds import WORLDS
-from shadowspec.types import REPEAT_EVERY, Arm, ArmOrder
+from shadowspec.types import REPEAT_EVERY, Arm, ArmOrder, TestResult
 from tests.builders.hypothesis_evidence import POLICY
 from tests.gate.worlds import block_unit, run_of
 
@@ -121,7 +122,11 @@ def test_without_repeats_noise_counts_as_slowed() -> None:
     test = tail_test(noisy_blocks(200, repeats=False), POLICY)
     assert test.series.uncredited is not None
     assert np.array_equal(test.series.upper.values, test.series.uncredited.values)
-    assert (test.describe(test.totals)["num_repeated"], test.describe(test.totals)["noise_share"]) == (0, 0.0)
+    assert (test.describe(test.totals)["num_repeated"], test.describe(test.totals)["noise_share"]) == (0, None)
+    shown = TestResult("tail", "open", 0.2, 0.05, 0.4, 0.1, 0.01, "block", 200, 20, figures=test.describe(test.totals))
+    notes = shown_notes(shown)
+    assert "noise was not measured: no baseline ran twice" in notes
+    assert not [note for note in notes if "noise alone" in note]
 
 
 def test_the_world_at_the_limit_lies_on_it() -> None:

@@ -269,11 +269,8 @@ def test_a_baseline_that_speculates_is_seen(servers: Servers) -> None:
 def test_remarks_name_nothing_that_llama_cpp_does_not_have(servers: Servers) -> None:
     assert remarks(*probe_both(settings(servers))) == [
         "queue times are not reported, and so not shown",
-        *(
-            f"--ctx-size sets the size of the {arm} server's KV cache: a draft's weights take nothing of it, and are "
-            "not among the displaced tokens"
-            for arm in ("baseline", "speculative")
-        ),
+        "--ctx-size sets the size of the baseline and the speculative server's KV cache: a draft's weights take "
+        "nothing of it, and are not among the displaced tokens",
     ]
 
 

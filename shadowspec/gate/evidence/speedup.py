@@ -165,12 +165,12 @@ def tail_test(blocks: Blocks, policy: GatePolicy, before: Mapping[str, float] | 
 
 
 def _tail_figures(totals: Mapping[str, float]) -> Mapping[str, Figure]:
-    """The share of the baseline's repeats that noise alone slows: 0 is subtracted where there are none."""
+    """With the share of the baseline's repeats that noise alone slows; None where nothing was repeated."""
     return {
         "num_slowed": totals["num_slowed"],
         "slowed_share": ratio(totals["num_slowed"], totals["num_judged"]),
         "num_repeated": totals["num_repeated"],
-        "noise_share": ratio(totals["slowed_by_noise"], totals["num_repeated"]) or 0.0,
+        "noise_share": ratio(totals["slowed_by_noise"], totals["num_repeated"]),
     }
 
 

@@ -384,7 +384,10 @@ def no_evaluation(test: TestResult) -> str:
 
 def not_trending(test: TestResult) -> str:
     """An open test that more of the same traffic is not expected to decide."""
-    return f"{_must_be(test)} More of this traffic is not expected to prove it. Try another candidate."
+    return (
+        f"{_must_be(test)} More of this traffic is not expected to prove it. "
+        "Try another candidate, or a quiet machine if others share this one."
+    )
 
 
 def not_proven_yet(test: TestResult, more: str) -> str:

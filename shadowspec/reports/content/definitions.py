@@ -212,6 +212,8 @@ def test_notes(test: TestResult) -> list[str]:
         value = figures.get(name)
         if value is not None:
             notes.append(text.format(value.replace("_", " ") if isinstance(value, str) else format_value(value)))
+    if figures.get("num_repeated") == 0:
+        notes.append("noise was not measured: no baseline ran twice")
     if (displaced := displaced_text(test)) is not None:
         notes.append(displaced)
     if test.betting is not None and test.betting.num_missing:
