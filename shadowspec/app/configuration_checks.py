@@ -47,7 +47,15 @@ from shadowspec.scheduler.job_settings import ReceiverSettings
 from shadowspec.scheduler.receivers import require_place, require_secret
 from shadowspec.scheduler.target_settings import HttpTarget
 from shadowspec.scheduler.targets import require_target
-from shadowspec.servers.probing import counts_source, facts_text, probe_both, remarks, require_length, slot_remarks
+from shadowspec.servers.probing import (
+    counts_source,
+    facts_text,
+    probe_both,
+    remarks,
+    require_dtype,
+    require_length,
+    slot_remarks,
+)
 from shadowspec.store import Store, head
 from shadowspec.tap.formats import FieldMap
 from shadowspec.tap.sources import require_file
@@ -430,6 +438,7 @@ def _servers(name: str, candidate: SpeculationConfig) -> Callable[[Config], str]
         assert endpoint.servers is not None, "only endpoints with servers are checked"
         baseline, speculative = probe_both(endpoint.servers, candidate.name)
         source = counts_source(candidate, baseline, speculative)
+        require_dtype(candidate, endpoint.servers.dtype, baseline, speculative)
         if endpoint.has_folder:
             length = load_tokenizers(replace(config, endpoints={name: endpoint}))[name].context_length
             require_length(f"{config.path}: endpoints.{name}.servers", length, baseline, speculative)

@@ -12,7 +12,7 @@ from shadowspec.servers.judging import OutputAuditor, ServedCandidate
 from shadowspec.servers.measure_servers import ServerEngine
 from shadowspec.servers.measured_server import MeasuredServer
 from shadowspec.servers.prefix_caches import PrefixCaches
-from shadowspec.servers.probing import counts_source, probe_servers, remarks
+from shadowspec.servers.probing import counts_source, probe_servers, remarks, require_dtype
 from shadowspec.servers.server_settings import ServerSettings
 from shadowspec.servers.step_counts import COUNTERS
 from shadowspec.types import Arm, FingerprintedConfig, SpeculationConfig
@@ -58,6 +58,7 @@ def connect(
     served = []
     for config, speculative in zip(candidates, probes, strict=True):
         source = counts_source(config, baseline, speculative)
+        require_dtype(config, settings.dtype, baseline, speculative)
         returns_text = baseline.engine.returns_text and speculative.engine.returns_text
         if scorer is not None and scorer.functions and not returns_text:
             raise ConfigError(

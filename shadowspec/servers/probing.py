@@ -214,6 +214,21 @@ def _deployments_source(config: SpeculationConfig, baseline: Probe, speculative:
     return drafting[0].engine.counts_source if drafting else NO_DRAFTS
 
 
+def require_dtype(config: SpeculationConfig, dtype: str, baseline: Probe, speculative: Probe) -> None:
+    """Refuse servers that say that they compute in another type: rounding is told from faults by it.
+
+    Raises:
+        ModelError: one of them does; a second deployment may.
+    """
+    for arm, probe in _arms(baseline, speculative):
+        if probe.identity.dtype in (None, dtype) or (config.is_deployment and probe is speculative):
+            continue
+        raise ModelError(
+            f"candidate {config.name!r}: servers.dtype is {dtype}, and the {arm} server computes in "
+            f'{probe.identity.dtype}: set dtype = "{probe.identity.dtype}", because rounding is judged by it'
+        )
+
+
 def require_length(where: str, wanted: int, *probes: Probe) -> None:
     """Raise ConfigError where a server takes fewer tokens than requests may have: it would refuse the longer ones."""
     least = min((probe.identity.max_model_len or wanted for probe in probes), default=wanted)

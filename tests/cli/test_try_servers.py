@@ -60,6 +60,24 @@ def test_two_speculative_servers_are_two_candidates_on_the_engine_that_serves(
     assert [candidate["num_speculative_tokens"] for candidate in endpoint["candidates"]] == [2, 3]
 
 
+def test_a_float32_folder_does_not_say_in_what_its_servers_compute(
+    attempt: Callable[..., Result], workspace: Workspace, tiny_pair: tuple[Path, Path]
+) -> None:
+    """vLLM's `auto` computes in bfloat16 there, whose rounding would be taken for faults."""
+    assert '"float32"' in (tiny_pair[0] / "config.json").read_text(encoding="utf-8")
+    for reported, dtype in ((None, "bfloat16"), ("torch.float32", "float32")):
+        servers = [FakeServer(depth, tells_cached=True, step_s=0.0) for depth in (0, 3)]
+        for server in servers:
+            server.drafting = None if reported is None else {}
+            server.started = {"model_config": {"dtype": reported}}
+        out = workspace.folder / dtype
+        with running(*servers):
+            done = attempt(*(server.url for server in servers), flags=("--out", str(out)))
+        assert done.code == 0, done.err
+        (endpoint,) = tomllib.loads((out / "shadowspec.toml").read_text(encoding="utf-8"))["endpoints"].values()
+        assert endpoint["servers"]["dtype"] == dtype
+
+
 def test_wrong_servers_end_in_one_line_that_names_the_option(attempt: Callable[..., Result]) -> None:
     plain, speculating = FakeServer(0, step_s=0.0), FakeServer(3, step_s=0.0)
     with running(plain, speculating):

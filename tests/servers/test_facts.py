@@ -11,7 +11,13 @@ import pytest
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.connecting import connect
-from shadowspec.servers.engines.reported_facts import llamacpp_facts, sglang_facts, vllm_facts
+from shadowspec.servers.engines.reported_facts import (
+    known_dtype,
+    llamacpp_facts,
+    sglang_facts,
+    vllm_dtype,
+    vllm_facts,
+)
 from shadowspec.servers.metrics_page import families_on
 from shadowspec.servers.probing import facts_text, probe_both, remarks
 from shadowspec.servers.server_settings import FactsOfArms
@@ -74,6 +80,22 @@ def test_vllm_in_dev_mode_reports_its_flags() -> None:
     assert set(facts) == set(FACTS)
     plain = {"kv_transfer_config": None, "lora_config": None, "attention_config": {"backend": None}}
     assert dict(vllm_facts([], {"vllm_config": plain})) == {"kv_offload": "none", "lora": "off"}
+
+
+def test_a_server_that_computes_in_another_type_is_refused(servers: Pair) -> None:
+    """Rounding is told from faults by the type, and vLLM makes bfloat16 of a float32 model."""
+    stated = settings(servers).dtype
+    servers[1].drafting, servers[1].started = {}, {"model_config": {"dtype": f"torch.{stated}"}}
+    connected(servers)
+    servers[1].started = {"model_config": {"dtype": "torch.float16"}}
+    with pytest.raises(ModelError, match='the speculative server computes in float16: set dtype = "float16"'):
+        connected(servers)
+
+
+def test_a_type_is_known_where_it_is_one_of_a_configuration() -> None:
+    assert vllm_dtype({"vllm_config": {"model_config": {"dtype": "torch.bfloat16"}}}) == "bfloat16"
+    assert vllm_dtype({"vllm_config": {"model_config": None}}) is vllm_dtype({}) is None
+    assert (known_dtype("float16"), known_dtype("auto"), known_dtype(None)) == ("float16", None, None)
 
 
 def test_sglang_and_llamacpp_report_theirs() -> None:

@@ -60,7 +60,7 @@ class TrialServers:
     dtype: str
     max_model_len: int | None
     candidates: tuple[TrialCandidate, ...]
-    has_dtype: bool = True  # whether the target's folder states it; no server does
+    has_dtype: bool = True  # whether a server or the target's folder states it
     started: str = ""  # `TrialUrls.started`
 
     @property
@@ -90,8 +90,7 @@ def look_at_servers(given: TrialUrls, target: Path | None, model: str | None) ->
     served = model or served_names(urls[0])[0]
     placed = tuple(SpeculativeServer(f"{place}", url) for place, url in enumerate(urls[1:], 1))
     stated = {} if target is None else read_object(f"--target {target}", target / "config.json") or {}
-    dtype = DTYPES.get(str(stated.get("dtype") or stated.get("torch_dtype")))
-    settings = ServerSettings(urls[0], served, UNSTATED, dtype or "bfloat16", speculative=placed, score_logprobs=0)
+    settings = ServerSettings(urls[0], served, UNSTATED, "bfloat16", speculative=placed, score_logprobs=0)
     asked = replace(settings, api="completions", prefix_cache="off")  # measuring looks at chats and caches itself
     plain, probes = probe_servers(asked, [server.candidate for server in placed])
     if plain.num_speculative_tokens:
@@ -102,6 +101,9 @@ def look_at_servers(given: TrialUrls, target: Path | None, model: str | None) ->
     if target is None:
         with closing(connect_tokenizer(settings)):  # it says now what it lacks, and not after the first look at records
             pass
+    # Of a float32 model vLLM's `auto` makes bfloat16: without the server's word the wider rounding is assumed.
+    in_folder = str(stated.get("dtype") or stated.get("torch_dtype")).removeprefix("float32")
+    dtype = DTYPES.get(plain.identity.dtype or in_folder)
     candidates: list[TrialCandidate] = []
     for server, probe in zip(placed, probes, strict=True):
         names = [candidate.name for candidate in candidates]
@@ -113,7 +115,7 @@ def look_at_servers(given: TrialUrls, target: Path | None, model: str | None) ->
         urls[0],
         served,
         engine,
-        settings.dtype,
+        dtype or settings.dtype,
         length,
         tuple(candidates),
         has_dtype=dtype is not None,

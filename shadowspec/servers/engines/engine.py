@@ -74,6 +74,7 @@ class ServerIdentity:
     max_model_len: int | None
     reported_settings: tuple[tuple[str, str], ...] = ()  # of its speculation; () where it reports none
     reported_facts: tuple[tuple[str, str], ...] = ()  # the rest on which figures depend (`types.server_facts`)
+    dtype: str | None = None  # in which it computes, where it says so: "bfloat16"
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from shadowspec.types.server_facts import FactName, fact_text
 
+DTYPES: Final = ("float32", "bfloat16", "float16")
 Reported = tuple[tuple[str, str], ...]  # facts by name, in the order of their names
 
 _VLLM_LABELS: Final[Mapping[FactName, str]] = {
@@ -75,6 +76,19 @@ def vllm_facts(labels: Sequence[Mapping[str, str]], info: Mapping[str, Any]) -> 
     if isinstance(environment, dict) and isinstance(is_second := environment.get(_RUNNER), bool):
         facts["model_runner"] = "v2" if is_second else "v1"
     return tuple(sorted(facts.items()))
+
+
+def vllm_dtype(info: Mapping[str, Any]) -> str | None:
+    """The type in which vLLM computes, by /server_info; its `auto` is another one than a model's float32."""
+    config = info.get("vllm_config")
+    model = config.get("model_config") if isinstance(config, dict) else None
+    return known_dtype(model.get("dtype")) if isinstance(model, dict) else None
+
+
+def known_dtype(reported: Any) -> str | None:
+    """A type among those of a configuration, as torch or a command line names it; None for any other, as `auto`."""
+    name = str(reported).removeprefix("torch.")
+    return name if name in DTYPES else None
 
 
 def sglang_facts(info: Mapping[str, Any]) -> Reported:

@@ -49,7 +49,7 @@ from shadowspec.servers.engines.export_parts import (
     counterpart,
     yaml_lines,
 )
-from shadowspec.servers.engines.reported_facts import sglang_facts
+from shadowspec.servers.engines.reported_facts import known_dtype, sglang_facts
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import PARALLEL_RANKS, MetricNames
@@ -372,6 +372,7 @@ class Sglang(ServingEngine):
             max_model_len_of(entry),
             tuple((name, str(info[name])) for name in REPORTED_SETTINGS if name in info),
             sglang_facts(info),
+            known_dtype(info.get("dtype")),
         )
 
     async def drafts_of(

@@ -55,7 +55,7 @@ from shadowspec.servers.engines.export_parts import (
     left_out,
 )
 from shadowspec.servers.engines.launching import Launcher, ServerStart, with_defaults
-from shadowspec.servers.engines.reported_facts import vllm_facts
+from shadowspec.servers.engines.reported_facts import vllm_dtype, vllm_facts
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import MetricNames, MetricsPage, families_on, parse
@@ -259,7 +259,8 @@ class Vllm(ServingEngine):
             labels = [sample.labels for family in families_on("\n".join([*lines, ""])) for sample in family.samples]
         except ValueError as error:
             raise ServerError(server.name, "garbage", "/metrics is not in Prometheus' text format") from error
-        return replace(identity, reported_facts=vllm_facts(labels, await self._own_info(server, identity, page)))
+        info = await self._own_info(server, identity, page)
+        return replace(identity, reported_facts=vllm_facts(labels, info), dtype=vllm_dtype(info))
 
     async def _own_info(self, server: ServerPages, identity: ServerIdentity, page: str | None) -> Mapping[str, Any]:
         """How it was started, which vLLM tells with VLLM_SERVER_DEV_MODE=1; else nothing.
