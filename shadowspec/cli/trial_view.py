@@ -21,7 +21,7 @@ from shadowspec.reports.content.notes import REHEARSAL_NOTE
 from shadowspec.reports.content.screen_rows import FirstScreen
 from shadowspec.reports.report import verdict_tables
 from shadowspec.text import plain_text, plural, span_text
-from shadowspec.types import Decision
+from shadowspec.types import Decision, SamplingRegime
 from shadowspec.types.public_documents import PublicDocument
 
 if TYPE_CHECKING:
@@ -71,12 +71,25 @@ def print_plan(trial: PreparedTrial) -> None:
         f"serving engine: {inputs.serving_engine}, measured on it"
         if inputs.servers is not None
         else f"serving engine: {verdicts_for(inputs.serving_engine)}",
-        f"sampling: {trial.config.endpoints[inputs.endpoint].sampling.text}",
+        *_sampling_lines(trial),
         f"timed: about {plural(round(trial.num_timed), 'request')}, at most one of each session; {reach}",
         f"trial policy: verdicts speak of this recording only ({trial.config_path})",
     ]
     for line in lines:
         notes.print(plain_text(line), markup=False, highlight=False, soft_wrap=True)
+
+
+def _sampling_lines(trial: PreparedTrial) -> list[str]:
+    """How requests are sampled that leave a parameter out; nothing where no default decides."""
+    sampling, requests = trial.config.endpoints[trial.inputs.endpoint].sampling, trial.survey.requests
+    num_open = sum(
+        sampling.matters_to(request.left_out, is_greedy=request.labels["sampling_regime"] == SamplingRegime.GREEDY)
+        for request in requests
+    )
+    if not num_open and sampling.max_new_tokens is None:
+        return []
+    who = f"{num_open:,} of {plural(len(requests), 'request')} leave parameters out and"
+    return [f"sampling: {sampling.text_of(who)}"]
 
 
 def print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:

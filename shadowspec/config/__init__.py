@@ -20,7 +20,7 @@ from shadowspec.config.file import (
     load_hash_secret,
     load_previous_secret,
 )
-from shadowspec.config.served_sampling import ServedSampling, served_sampling
+from shadowspec.config.served_sampling import SAMPLED_BY, ServedSampling, served_sampling
 from shadowspec.config.template import DEFAULT_POLICY_NAME, config_template, filled_template, policy_template
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "DEFAULT_POLICY_NAME",
     "MAKE_A_SECRET",
     "PASSWORD_VARIABLE",
+    "SAMPLED_BY",
     "SECRET_VARIABLE",
     "Config",
     "DashboardSettings",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from shadowspec.model_folder import GENERATION, stated_sampling
 from shadowspec.servers.engines import known_engine
+from shadowspec.servers.engines.engine import GENERATION_DEFAULTS
 from shadowspec.types import sampling_defaults
 from shadowspec.types.serving_engines import IN_PROCESS, parse_engines
 
+PENALTIES: Final = frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"})
+SAMPLED_BY: Final = PENALTIES | set(GENERATION_DEFAULTS)  # the parameters of which servers have defaults
 OUTPUT_LIMIT = "max_new_tokens"  # of a generation config: a limit of outputs, and no sampling parameter
 
 
@@ -32,11 +36,28 @@ class ServedSampling:
     @property
     def text(self) -> str:
         """The defaults, and what became of the generation config, for people."""
+        return self.text_of("requests that set none")
+
+    def matters_to(self, left_out: Collection[str], *, is_greedy: bool) -> bool:
+        """Whether a request that leaves these parameters out is sampled by a default, or by one that is not known."""
+        engine = known_engine(self.engine)
+        doubted = () if not self._is_in_doubt else GENERATION_DEFAULTS if engine is None else engine.generation_defaults
+        named = {*self.defaults, *self.stated, *doubted} & (PENALTIES if is_greedy else SAMPLED_BY)
+        return not (named | {"temperature"}).isdisjoint(left_out)
+
+    @property
+    def _is_in_doubt(self) -> bool:
+        """Whether production may apply a generation config that nobody has read."""
+        engine = known_engine(self.engine)
+        return not self.is_read and bool(engine is None or engine.generation_defaults or self.applies)
+
+    def text_of(self, requests: str) -> str:
+        """The text, of requests that are named so."""
         given = sampling_defaults(self.defaults) or "plain sampling at temperature 1"
         limit = "" if self.max_new_tokens is None else f", outputs of at most {self.max_new_tokens} tokens"
         stated = sampling_defaults({name: value for name, value in self.stated.items() if name != OUTPUT_LIMIT})
-        text = f"requests that set none get {given}{limit}"
-        if not self.is_read:
+        text = f"{requests} get {given}{limit}"
+        if self._is_in_doubt:
             return f"{text}; the servers' {GENERATION} is not known: set default_sampling, or give the target's folder"
         if not stated and not limit:
             return text

@@ -317,7 +317,10 @@ def test_requests_that_set_no_sampling_are_sampled_as_production_samples_them(
     (target / "generation_config.json").write_text('{"eos_token_id": 1, "temperature": 0.25, "top_k": 5}')
     records = [record(number, temperature=None) for number in range(NUM_RECORDS)]
     options = {"target": target, "traffic": write_traffic(workspace.folder / "silent.jsonl", records)}
-    told = "sampling: requests that set none get temperature=0.25, top_k=5, because vllm applies generation_config"
+    told = (
+        f"sampling: {NUM_RECORDS} of {NUM_RECORDS} requests leave parameters out and get temperature=0.25, top_k=5, "
+        "because vllm applies generation_config"
+    )
     done = attempt(**options, **{"serving-engine": "vllm"})
     assert told in done.err
     with closing(sqlite3.connect(workspace.folder / "shadowspec-try" / "shadowspec.db")) as database:
@@ -336,6 +339,19 @@ def test_requests_that_set_no_sampling_are_sampled_as_production_samples_them(
         "init", "other.toml", "--target", str(target), "--traffic", "silent.jsonl", "--serving-engine", "tensorrt-llm"
     )
     assert "states temperature=0.25, top_k=5, which tensorrt-llm does not apply" in other.err
+
+
+def test_sampling_is_told_where_a_request_leaves_a_parameter_out(
+    attempt: Callable[..., Result], workspace: Workspace
+) -> None:
+    records = [record(number, temperature=0.0) for number in range(NUM_RECORDS)]
+    set_by_all = attempt(traffic=write_traffic(workspace.folder / "greedy.jsonl", records), minutes=1e-9)
+    assert "requests measured in" in set_by_all.out
+    assert "sampling: " not in set_by_all.err
+    records[3]["request"].pop("temperature")
+    options = {"traffic": write_traffic(workspace.folder / "one_open.jsonl", records), "minutes": 1e-9, "out": "other"}
+    told = f"sampling: 1 of {NUM_RECORDS} requests leave parameters out and get plain sampling at temperature 1"
+    assert told in attempt(**options).err
 
 
 @pytest.mark.all

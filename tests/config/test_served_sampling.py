@@ -63,6 +63,38 @@ def test_the_generation_config_is_applied_where_the_engine_applies_it(
     assert "generation_config.json" in sampling.text
 
 
+ALL = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"})
+
+
+@pytest.mark.parametrize(
+    ("engine", "left_out", "is_greedy", "expected"),
+    [
+        ("llama.cpp", ALL, False, True),
+        ("llama.cpp", ALL - {"temperature"}, False, True),  # its own top_k, top_p and min_p
+        ("llama.cpp", ALL - {"temperature"}, True, False),
+        ("llama.cpp", {"repetition_penalty"}, False, False),
+        ("llama.cpp", {"temperature"}, True, True),
+        ("vllm", ALL - {"temperature"}, True, True),  # its generation config may state a penalty
+        ("vllm", {"top_k"}, True, False),
+        ("vllm", {"top_k"}, False, True),
+        ("vllm", {"presence_penalty"}, False, False),
+        (None, {"top_k"}, False, True),
+    ],
+)
+def test_a_default_matters_where_a_request_leaves_its_parameter_out(
+    engine: str | None, left_out: frozenset[str], expected: bool, is_greedy: bool
+) -> None:
+    assert served_sampling(None, engine, configured={}).matters_to(left_out, is_greedy=is_greedy) is expected
+
+
+def test_an_engine_that_reads_no_generation_config_is_not_asked_for_it(target: Path) -> None:
+    assert "generation_config" not in served_sampling(None, "llama.cpp", configured={}).text
+    assert "generation_config" in served_sampling(None, "llama.cpp", applies=True, configured={}).text
+    assert "generation_config.json is not known" in served_sampling(None, "vllm", configured={}).text
+    assert "generation_config.json is not known" in served_sampling(None, "another", configured={}).text
+    assert served_sampling(target, "shadowspec-torch", configured={}).matters_to({"top_k"}, is_greedy=False)
+
+
 def test_the_endpoint_says_otherwise(target: Path) -> None:
     ignored = served_sampling(target, "vllm", applies=False, configured={})
     assert ignored.defaults == {}

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Final
 
 from shadowspec.app.try_out.sample import Sample
+from shadowspec.config import SAMPLED_BY
 from shadowspec.errors import NoDataError
 from shadowspec.gate.evidence.entry import may_enter
 from shadowspec.gate.policy import GatePolicy
@@ -43,11 +44,15 @@ REASONS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class UsableRequest:
-    """A request that can be measured; `num_output_tokens` as logged, else assumed."""
+    """A request that can be measured; `num_output_tokens` as logged, else assumed.
+
+    `left_out` are the sampling parameters that it does not set.
+    """
 
     labels: Mapping[str, str]
     num_output_tokens: int
     num_prompt_tokens: int = 1
+    left_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,8 @@ def survey_endpoints(
                 refused[reading.rule.name][FunnelCounter.DUPLICATE] += 1
                 continue
             seen.add((reading.rule.name, identity))
-        request = UsableRequest(reading.labels, _num_output_tokens(reading), len(reading.prompt_token_ids))
+        left_out = frozenset(name for name in SAMPLED_BY if reading.record.request.get(name) is None)
+        request = UsableRequest(reading.labels, _num_output_tokens(reading), len(reading.prompt_token_ids), left_out)
         sessions[reading.rule.name][reading.unit_key].append(request)
         times[reading.rule.name].append(reading.event_time)
         is_counted = not isinstance(tokenizers[reading.rule.name], NoTokenizer)
