@@ -44,7 +44,7 @@ class TryDocument(PublicDocument, frozen=True, kw_only=True):
     seconds: float
 
 
-def print_plan(trial: PreparedTrial) -> None:
+def print_plan(trial: PreparedTrial, *, is_load_assumed: bool) -> None:
     """The inferred settings."""
     inputs, survey, others = trial.inputs, trial.survey, trial.others
     # Records of other models are named by their models.
@@ -55,18 +55,22 @@ def print_plan(trial: PreparedTrial) -> None:
     candidates = ", ".join(candidate.name for candidate in trial.config.endpoints[inputs.endpoint].candidates)
     labels = ", ".join(trial.slicing.slice_by)
     slices = labels if trial.slicing.is_divided else f"none ({labels}: one value)"
+    load = "assumed: set --load to production's" if is_load_assumed else "--load"
     reach = f"ENABLE needs {trial.min_timed:,} or more"
     if inputs.servers is None and not is_in_process(inputs.serving_engine):
         reach += f", timed on {inputs.serving_engine}; a trial in this process ends in HOLD"
     elif trial.num_timed < trial.min_timed:
-        reach += ", so expect HOLD or DISABLE"
+        reach += (
+            f", so expect HOLD or DISABLE. Give a longer recording: at least about {trial.min_sessions:,} sessions, "
+            f"better {2 * trial.min_sessions:,}"
+        )
     lines = [
         f"{plural(num_requests, 'usable request')} of {plural(num_sessions, 'session')}{sampled}, {span}, "
         f"model {', '.join(inputs.served_models)}{survey.mismatch}",
         *([f"not usable: {refusals(refused)}"] if refused else []),
         *trial.sample.gaps,
         *([f"other models in the file, left out: {', '.join(others)} (--model NAME)"] if others else []),
-        f"candidates: {candidates}; load: {plural(inputs.concurrency, 'request')} at once (--load); "
+        f"candidates: {candidates}; load: {plural(inputs.concurrency, 'request')} at once ({load}); "
         f"slices by: {slices}",
         f"serving engine: {inputs.serving_engine}, measured on it"
         if inputs.servers is not None

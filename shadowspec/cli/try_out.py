@@ -90,7 +90,10 @@ def try_out(
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for configuration, database and report.")
     ] = DEFAULT_OUT,
     models: ServedNamesOption = None,
-    load: Annotated[int, typer.Option("--load", min=1, help="Requests at once, as in production.")] = DEFAULT_LOAD,
+    load: Annotated[
+        int | None,
+        typer.Option("--load", min=1, help=f"Requests at once, as in production. Default: {DEFAULT_LOAD}."),
+    ] = None,
     serving_engine: Annotated[
         str | None,
         typer.Option(
@@ -130,7 +133,7 @@ def try_out(
         return
     if baseline is not None or speculative:
         raise UsageError("--start starts both servers; leave --baseline and --speculative out")
-    plan = plan_start(start, engine_command, target, draft, load)
+    plan = plan_start(start, engine_command, target, draft, load or DEFAULT_LOAD)
     known_map = _checked_map(traffic, chosen_map(field_map))
     with _started(plan) as urls:
         measuring(plan.folder, None, urls, serving_engine, known_map)
@@ -160,7 +163,7 @@ def _try_out(
     traffic: str,
     out: Path,
     models: Sequence[str],
-    load: int,
+    load: int | None,
     trace: LoadTrace | None,
     minutes: float | None,
     ends_at: float,
@@ -182,7 +185,7 @@ def _try_out(
         out,
         models=models,
         serving_engine=engine,
-        concurrency=load,
+        concurrency=load or DEFAULT_LOAD,
         trace=trace,
         servers=servers,
     )
@@ -190,7 +193,7 @@ def _try_out(
         trial = preparing(field_map=field_map)
     except UnknownFormatError as error:
         trial = preparing(field_map=_agreed_map(error))
-    print_plan(trial)
+    print_plan(trial, is_load_assumed=load is None)
 
     from shadowspec.app.try_out.measuring import load_trial
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 import sqlite3
 import stat
@@ -236,11 +238,32 @@ def test_an_only_slice_is_named_and_not_shown_beside_the_whole_endpoint(
         assert "prompt_class=" not in out, command
 
 
+def test_a_load_that_nobody_gave_is_called_an_assumption(attempt: Callable[..., Result]) -> None:
+    assumed = attempt(load=None, minutes=1e-9).err
+    assert "load: 4 requests at once (assumed: set --load to production's); slices" in assumed
+    given = attempt(load=4, minutes=1e-9).err
+    assert "load: 4 requests at once (--load); slices" in given
+
+
+def test_a_short_recording_is_told_how_many_sessions_it_lacks(
+    attempt: Callable[..., Result], workspace: Workspace
+) -> None:
+    sizes = (1, 3, 3, 3)  # the timed one is drawn from 3 places: the first session is timed in one of 3 draws
+    names = [f"s{session}" for session, size in enumerate(sizes) for _ in range(size)]
+    records = [record(number) | {"session_id": name} for number, name in enumerate(names)]
+    path = write_traffic(workspace.folder / "four.jsonl", records)
+    (line,) = [line for line in attempt(traffic=path, minutes=1e-9).err.splitlines() if line.startswith("timed: ")]
+    found = re.search(r"needs (\d+) or more, so expect .* at least about (\d+) sessions, better (\d+)$", line)
+    assert found is not None
+    needed, sessions, better = map(int, found.groups())
+    assert (sessions, better) == (math.ceil(1.2 * needed), 2 * sessions)
+
+
 @pytest.mark.all
 def test_a_trial_names_the_smallest_number_of_requests_that_can_enable(attempt: Callable[..., Result]) -> None:
     words = "timed: about 12 requests, at most one of each session; ENABLE needs "
     (line,) = [line for line in attempt().err.splitlines() if line.startswith(words)]
-    assert line.endswith(" or more, so expect HOLD or DISABLE")
+    assert " or more, so expect HOLD or DISABLE. Give a longer recording: " in line
     with Store.open("sqlite:///shadowspec-try/shadowspec.db") as store:
         tests = [test for each in store.latest_decisions() for test in each.tests if test.is_required]
     assert tests

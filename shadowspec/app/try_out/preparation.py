@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -73,6 +74,12 @@ class PreparedTrial:
             self.rule.places(self.inputs.concurrency),
             {"greedy" if regime is SamplingRegime.GREEDY else "sampled" for regime in regimes},
         )
+
+    @property
+    def min_sessions(self) -> int:
+        """The sessions of a recording like this one of which `min_timed` requests are expected to be measured."""
+        num_sessions = len(self.survey.sessions) * self.survey.scale
+        return math.ceil(self.min_timed * num_sessions / self.num_timed)
 
 
 def prepare(
