@@ -8,7 +8,7 @@ from pathlib import Path
 
 from docs.generate import (
     alerts,
-    capture_figures,
+    bench_figures,
     codes,
     database,
     licences,
@@ -21,7 +21,7 @@ from docs.generate import (
 
 DOCS = Path(__file__).parents[1]
 PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "capture.md": {"capture": capture_figures.capture},
+    "capture.md": {"capture": bench_figures.capture},
     "configuration.md": {"configuration": settings.configuration},
     "policy.md": {"policy": settings.policy},
     "json.md": {"documents": schemas.documents},
@@ -30,6 +30,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "jobs/on-call.md": {"alerts": alerts.alerts},
     "metrics.md": {"metrics": metrics.metrics, "verdicts": metrics.verdicts},
     "planning.md": {"fleet week": planning.fleet_week},
+    "worker.md": {"endpoints apart": bench_figures.endpoints_apart},
     "tables.md": {"columns": database.columns},
     "licences.md": {"allowed": licences.allowed, "licences": licences.licences},
     "support.md": {"engines": support.engines, "methods": support.methods, "exports": support.exports},

@@ -1,0 +1,61 @@
+"""Sentences with figures of single benchmarks, from their committed results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[2] / "kernels" / "benchmarks" / "results"
+
+
+def capture() -> str:
+    """The sentences of the figures of the middleware, and of Envoy where it was measured."""
+    document = _results("capture.json")
+    rows = {(row["server"], row["answer_ms"]): row for row in document["results"]}
+    slow = max(answer_ms for _, answer_ms in rows)
+    copied, away = rows["with", slow], rows["broker away", slow]
+    envoy = rows.get(("Envoy, with", slow))
+    of_envoy = "" if envoy is None else f", Envoy's filters and access log {_times(envoy)}"
+    cost_ms = copied["cpu_ms_per_request"] - rows["without", slow]["cpu_ms_per_request"]
+    dropped = [f"{counts['dropped']:,} ({name})" for name, counts in document["copies"].items()]
+    return (
+        f"At {document['offered_per_s']:.0f} requests a second, with answers of {document['chunks'] + 1} chunks in "
+        f"{slow} ms, the middleware makes the client's median {_times(copied)} times that without it, with the broker "
+        f"away {_times(away)}{of_envoy}. Of answers without any delay ({rows['without', 0]['p50_ms']:.1f} ms) it makes "
+        f"it {_times(rows['with', 0])} times. A request takes {cost_ms:.1f} ms more of a processor. Of "
+        f"{document['requests_each']:,} copies each were dropped: {', '.join(dropped)} "
+        f"([results](../kernels/benchmarks/results/capture.json), load of the machine "
+        f"{document['load_of_machine']:.1f})."
+    )
+
+
+def _times(row: dict[str, Any]) -> str:
+    return f"{row['ratio_of_medians']:.3f}"
+
+
+def endpoints_apart() -> str:
+    """What killed servers of some endpoints cost the others."""
+    document = _results("endpoints_apart.json")
+    killed, without = document["endpoints"]["with_kills"], document["endpoints"]["without"]
+    healthy = list(document["healthy_ratio"])
+    lost = sum(
+        row["sent"] - row["ended"] + row["measured_twice"] for rows in (killed, without) for row in rows.values()
+    )
+    of_healthy = " and ".join(f"{killed[name]['measured']} of {killed[name]['sent']}" for name in healthy)
+    of_control = " and ".join(str(without[name]["measured"]) for name in healthy)
+    faulty = [name for name in killed if name not in healthy]
+    of_faulty = " and ".join(f"{killed[name]['measured']} of {killed[name]['sent']}" for name in faulty)
+    return (
+        f"Tried for {document['options']['minutes']:.0f} minutes with four endpoints on servers of llama.cpp. Those of "
+        f"two were killed {sum(document['kills'].values())} times, and were away for "
+        f"{sum(document['away_s'].values()) / 60:.0f} minutes together. The other two measured {of_healthy} requests; "
+        f"a fleet without kills measured {of_control}. Those two measured {of_faulty}. "
+        f"{lost or 'No'} message was lost or counted twice "
+        "([results](../kernels/benchmarks/results/endpoints_apart.json))."
+    )
+
+
+def _results(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return document
