@@ -16,16 +16,16 @@ def capture() -> str:
     slow = max(answer_ms for _, answer_ms in rows)
     copied, away = rows["with", slow], rows["broker away", slow]
     envoy = rows.get(("Envoy, with", slow))
-    of_envoy = "" if envoy is None else f", Envoy's filters and access log {_times(envoy)}"
+    of_envoy = "" if envoy is None else f"Envoy's filters and access log make it {_times(envoy)} times. "
     cost_ms = copied["cpu_ms_per_request"] - rows["without", slow]["cpu_ms_per_request"]
     dropped = [f"{counts['dropped']:,} ({name})" for name, counts in document["copies"].items()]
     return (
-        f"At {document['offered_per_s']:.0f} requests a second, with answers of {document['chunks'] + 1} chunks in "
-        f"{slow} ms, the middleware makes the client's median {_times(copied)} times that without it, with the broker "
-        f"away {_times(away)}{of_envoy}. Of answers without any delay ({rows['without', 0]['p50_ms']:.1f} ms) it makes "
-        f"it {_times(rows['with', 0])} times. A request takes {cost_ms:.1f} ms more of a processor. Of "
-        f"{document['requests_each']:,} copies each were dropped: {', '.join(dropped)} "
-        f"([results](../kernels/benchmarks/results/capture.json), load of the machine "
+        f"A client sent {document['offered_per_s']:.0f} requests a second, and answers took {slow} ms in "
+        f"{document['chunks'] + 1} chunks. The middleware makes the median {_times(copied)} times that without it, and "
+        f"{_times(away)} times with the broker away. {of_envoy}Of answers without any delay "
+        f"({rows['without', 0]['p50_ms']:.1f} ms) it is {_times(rows['with', 0])} times. A request "
+        f"takes {cost_ms:.1f} ms more of a processor. Of {document['requests_each']:,} copies each were dropped: "
+        f"{', '.join(dropped)} ([results](../kernels/benchmarks/results/capture.json), load "
         f"{document['load_of_machine']:.1f})."
     )
 

@@ -31,8 +31,8 @@ class GreedyModel:
         self._known: dict[tuple[int, ...], int] = {}
 
     def continued(self, tokens: list[int], count: int) -> list[int]:
-        """The next tokens, this many."""
-        found = list(tokens)
+        """The next tokens, this many; a probe's prompt may have tokens that the small model lacks."""
+        found = [token % self._model.config.vocab_size for token in tokens]
         with torch.inference_mode():
             for _ in range(count):
                 if (place := tuple(found)) not in self._known:

@@ -499,7 +499,7 @@ def test_drafts_that_cannot_draft(
     [
         ("empty.jsonl", b"", 4, ("is empty",)),
         ("blank.jsonl", b"\n\n", 4, ("is empty",)),
-        ("binary.jsonl", bytes(range(256)) * 20, 4, ("lines is a record", "give JSON lines")),
+        ("binary.jsonl", bytes(range(256)) * 20, 4, ("no record is among the first 21 lines", "give JSON lines")),
         ("text.jsonl", b"hello\nworld\n", 4, ("no record is among the first 2 lines", "give JSON lines")),
         ("other.jsonl", b'{"a": 1}\n', 4, ("unknown_format: 1", "docs/formats.md")),
         ("cut.jsonl.gz", b"\x1f\x8b\x08\x00rubbish", 2, ("broken gzip",)),
@@ -581,6 +581,4 @@ def test_a_trial_takes_its_times_from_a_trace(
     assert [time[:19] for time in (times[0], times[-1])] == ["2000-01-01 00:00:00", "2000-01-01 00:11:00"]
     refused(monkeypatch, attempt, 2, "holds another trial (arrivals: ", "another folder with --out")
     trace.write_text("Timestamp,Model,Request tokens\n0,m,1\nx,m,1\n")
-    refused(
-        monkeypatch, lambda: attempt(arrivals=trace), 2, "trace.csv, line 3: has no time of a row", "mend or remove"
-    )
+    refused(monkeypatch, lambda: attempt(arrivals=trace), 2, "trace.csv, line 3: has no time of a row", "fix or remove")
