@@ -259,7 +259,6 @@ def test_a_short_recording_is_told_how_many_sessions_it_lacks(
     assert (sessions, better) == (math.ceil(1.2 * needed), 2 * sessions)
 
 
-@pytest.mark.all
 def test_a_trial_names_the_smallest_number_of_requests_that_can_enable(attempt: Callable[..., Result]) -> None:
     words = "timed: about 12 requests, at most one of each session; ENABLE needs "
     (line,) = [line for line in attempt().err.splitlines() if line.startswith(words)]

@@ -72,7 +72,7 @@ class PreparedTrial:
             endpoint.policy,
             first_level(endpoint.policy, len(endpoint.candidates)),
             self.rule.places(self.inputs.concurrency),
-            {"greedy" if regime is SamplingRegime.GREEDY else "sampled" for regime in regimes},
+            {"greedy" if regime == SamplingRegime.GREEDY else "sampled" for regime in regimes},
         )
 
     @property
