@@ -86,14 +86,17 @@ def print_plan(trial: PreparedTrial, *, is_load_assumed: bool) -> None:
 def _sampling_lines(trial: PreparedTrial) -> list[str]:
     """How requests are sampled that leave a parameter out; nothing where no default decides."""
     sampling, requests = trial.config.endpoints[trial.inputs.endpoint].sampling, trial.survey.requests
-    num_open = sum(
-        sampling.matters_to(request.left_out, is_greedy=request.labels["sampling_regime"] == SamplingRegime.GREEDY)
+    left_out = [
+        sampling.mattering(request.left_out, is_greedy=request.labels["sampling_regime"] == SamplingRegime.GREEDY)
         for request in requests
-    )
+    ]
+    num_open, names = sum(map(bool, left_out)), sorted(set().union(*left_out))
     if not num_open and sampling.max_new_tokens is None:
         return []
-    who = f"{num_open:,} of {plural(len(requests), 'request')} leave parameters out and"
-    return [f"sampling: {sampling.text_of(who)}"]
+    who = f"{num_open:,} of {plural(len(requests), 'request')} leave out {', '.join(names) or 'a limit'} and"
+    if "temperature" in names:
+        return [f"sampling: {sampling.text_of(who)}"]
+    return [f"sampling: {sampling.text_of(who, neutral='none of it')}"]
 
 
 def print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:

@@ -38,12 +38,12 @@ class ServedSampling:
         """The defaults, and what became of the generation config, for people."""
         return self.text_of("requests that set none")
 
-    def matters_to(self, left_out: Collection[str], *, is_greedy: bool) -> bool:
-        """Whether a request that leaves these parameters out is sampled by a default, or by one that is not known."""
+    def mattering(self, left_out: Collection[str], *, is_greedy: bool) -> set[str]:
+        """Those that a request left out and a default decides, or one that is not known."""
         engine = known_engine(self.engine)
         doubted = () if not self._is_in_doubt else GENERATION_DEFAULTS if engine is None else engine.generation_defaults
         named = {*self.defaults, *self.stated, *doubted} & (PENALTIES if is_greedy else SAMPLED_BY)
-        return not (named | {"temperature"}).isdisjoint(left_out)
+        return (named | {"temperature"}) & set(left_out)
 
     @property
     def _is_in_doubt(self) -> bool:
@@ -51,9 +51,9 @@ class ServedSampling:
         engine = known_engine(self.engine)
         return not self.is_read and bool(engine is None or engine.generation_defaults or self.applies)
 
-    def text_of(self, requests: str) -> str:
-        """The text, of requests that are named so."""
-        given = sampling_defaults(self.defaults) or "plain sampling at temperature 1"
+    def text_of(self, requests: str, *, neutral: str = "plain sampling at temperature 1") -> str:
+        """The text, of requests that are named so; `neutral`: what they get where no default is known."""
+        given = sampling_defaults(self.defaults) or neutral
         limit = "" if self.max_new_tokens is None else f", outputs of at most {self.max_new_tokens} tokens"
         stated = sampling_defaults({name: value for name, value in self.stated.items() if name != OUTPUT_LIMIT})
         text = f"{requests} get {given}{limit}"

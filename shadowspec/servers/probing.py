@@ -28,6 +28,7 @@ from shadowspec.types.served_methods import (
     is_reported,
     is_same_method,
     plain_key,
+    plain_method,
     setting,
 )
 from shadowspec.types.server_facts import FACT, FACTS, Fact, differing_facts, fact_details
@@ -48,6 +49,7 @@ TINY_CHAT: Final = ServerRequest(
     0,
     chat=b'{"messages": [{"role": "user", "content": "Hello"}]}',
 )
+LOOKUPS: Final = ("ngram", "suffix")  # methods without a draft's weights, by the beginning of their names
 SAME_CAPACITY: Final = 0.02  # by which equal servers' caches may differ: each measures memory at its start
 
 
@@ -260,7 +262,8 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
     texts += speculative.engine.remarks_on(speculative.drafts)
     texts += _answer_remarks(baseline, speculative)
     texts += [] if config is None else _method_remarks(config, speculative)
-    return [*texts, *_memory_remarks(baseline, speculative)]
+    has_weights = config is None or not plain_method(config.proposer).startswith(LOOKUPS)
+    return [*texts, *_memory_remarks(baseline, speculative, has_weights=has_weights)]
 
 
 def _deployment_remarks(baseline: Probe, speculative: Probe) -> list[str]:
@@ -411,7 +414,7 @@ def _arms(baseline: Probe, speculative: Probe) -> tuple[tuple[str, Probe], ...]:
     return ("baseline", baseline), ("speculative", speculative)
 
 
-def _memory_remarks(baseline: Probe, speculative: Probe) -> list[str]:
+def _memory_remarks(baseline: Probe, speculative: Probe, *, has_weights: bool) -> list[str]:
     """Reasons why the difference of two KV caches is not the memory of speculation."""
     plain, speculating = baseline.kv_capacity, speculative.kv_capacity
     if plain is None or speculating is None:
@@ -419,7 +422,7 @@ def _memory_remarks(baseline: Probe, speculative: Probe) -> list[str]:
         return [f"the capacity of the KV caches is not reported, so that memory stays unknown{remedy}"]
     fixed: dict[str, list[str]] = {}
     for arm, capacity in (("baseline", plain), ("speculative", speculating)):
-        if capacity.fixed_by is not None:
+        if has_weights and capacity.fixed_by is not None:
             fixed.setdefault(capacity.fixed_by, []).append(arm)
     texts = [
         f"{option} sets the size of the {' and the '.join(arms)} server's KV cache: a draft's weights take nothing of "

@@ -113,7 +113,8 @@ REMEDIES: Final[Mapping[str, str]] = dict.fromkeys(
     ("grammar", "forced_tool_choice"),
     'constrained outputs are measured through servers, which enforce them: engine = "openai" (docs/servers.md)',
 ) | {
-    "future:timestamp": "times that are still to come: write them in UTC or with an offset, and set the mirror's clock",
+    "future:timestamp": "times that are still to come by this computer's clock: write them in UTC or with an offset, "
+    "and set the mirror's clock; `try` and `replay --no-store` also read a log without times (--map without time)",
     "no_timestamp": "only `shadowspec try` and `replay --no-store` read records without times: write them into the "
     "log, or give their place with --map (docs/formats.md)",
     "no_sampling": "only `shadowspec try` reads records without sampling parameters: write them into the log, or give "

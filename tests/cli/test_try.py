@@ -340,11 +340,11 @@ def test_requests_that_set_no_sampling_are_sampled_as_production_samples_them(
     records = [record(number, temperature=None) for number in range(NUM_RECORDS)]
     options = {"target": target, "traffic": write_traffic(workspace.folder / "silent.jsonl", records)}
     told = (
-        f"sampling: {NUM_RECORDS} of {NUM_RECORDS} requests leave parameters out and get temperature=0.25, top_k=5, "
+        f"sampling: {NUM_RECORDS} of {NUM_RECORDS} requests leave out temperature, top_k and get temperature=0.25, top_k=5, "
         "because vllm applies generation_config"
     )
     done = attempt(**options, **{"serving-engine": "vllm"})
-    assert told in done.err
+    assert told in done.err, done.err
     with closing(sqlite3.connect(workspace.folder / "shadowspec-try" / "shadowspec.db")) as database:
         details = [json.loads(row[0]) for row in database.execute("SELECT details FROM fingerprints")]
         slices = {row[0] for row in database.execute("SELECT DISTINCT slice_key FROM records")}
@@ -372,8 +372,9 @@ def test_sampling_is_told_where_a_request_leaves_a_parameter_out(
     assert "sampling: " not in set_by_all.err
     records[3]["request"].pop("temperature")
     options = {"traffic": write_traffic(workspace.folder / "one_open.jsonl", records), "minutes": 1e-9, "out": "other"}
-    told = f"sampling: 1 of {NUM_RECORDS} requests leave parameters out and get plain sampling at temperature 1"
-    assert told in attempt(**options).err
+    told = f"sampling: 1 of {NUM_RECORDS} requests leave out temperature and get plain sampling at temperature 1"
+    said = attempt(**options).err
+    assert told in said, said
 
 
 @pytest.mark.all

@@ -120,7 +120,7 @@ def test_servers_need_no_folder_of_the_model(workspace: Workspace, kind: type[Fa
     assert (again.code, f"{NUM_RECORDS} before" in again.out) == (0, True), again.err
     said = " ".join(done.err.split())
     # It may state a penalty; llama.cpp reads none, and every request sets its temperature to 0.
-    told = f"{NUM_RECORDS} of {NUM_RECORDS} requests leave parameters out and get plain sampling at temperature 1"
+    told = f"{NUM_RECORDS} of {NUM_RECORDS} requests leave out repetition_penalty and get none of it"
     assert (f"{told}; the servers'" in said) == (kind is FakeServer)
     assert ("generation_config.json" in done.err) == (kind is FakeServer)
     assert "counts another length" not in said, "nothing was counted here"

@@ -84,7 +84,7 @@ ALL = frozenset({"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
 def test_a_default_matters_where_a_request_leaves_its_parameter_out(
     engine: str | None, left_out: frozenset[str], expected: bool, is_greedy: bool
 ) -> None:
-    assert served_sampling(None, engine, configured={}).matters_to(left_out, is_greedy=is_greedy) is expected
+    assert bool(served_sampling(None, engine, configured={}).mattering(left_out, is_greedy=is_greedy)) is expected
 
 
 def test_an_engine_that_reads_no_generation_config_is_not_asked_for_it(target: Path) -> None:
@@ -92,7 +92,7 @@ def test_an_engine_that_reads_no_generation_config_is_not_asked_for_it(target: P
     assert "generation_config" in served_sampling(None, "llama.cpp", applies=True, configured={}).text
     assert "generation_config.json is not known" in served_sampling(None, "vllm", configured={}).text
     assert "generation_config.json is not known" in served_sampling(None, "another", configured={}).text
-    assert served_sampling(target, "shadowspec-torch", configured={}).matters_to({"top_k"}, is_greedy=False)
+    assert served_sampling(target, "shadowspec-torch", configured={}).mattering({"top_k"}, is_greedy=False)
 
 
 def test_the_endpoint_says_otherwise(target: Path) -> None:

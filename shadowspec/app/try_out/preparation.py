@@ -67,12 +67,15 @@ class PreparedTrial:
     def min_timed(self) -> int:
         """The smallest number of measured requests with which ENABLE is possible, one of each session."""
         endpoint = self.config.endpoints[self.inputs.endpoint]
-        regimes = {request.labels["sampling_regime"] for request in self.survey.requests}
+        labels = {request.labels["sampling_regime"] for request in self.survey.requests}
+        regimes = {"greedy" if label == SamplingRegime.GREEDY else "sampled" for label in labels}
+        if self.inputs.servers is not None and any(request.is_chat for request in self.survey.requests):
+            regimes.add("chat")
         return min_clusters(
             endpoint.policy,
             first_level(endpoint.policy, len(endpoint.candidates)),
             self.rule.places(self.inputs.concurrency),
-            {"greedy" if regime == SamplingRegime.GREEDY else "sampled" for regime in regimes},
+            regimes,
         )
 
     @property

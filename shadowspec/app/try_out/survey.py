@@ -46,13 +46,14 @@ REASONS: Final[Mapping[str, str]] = {
 class UsableRequest:
     """A request that can be measured; `num_output_tokens` as logged, else assumed.
 
-    `left_out` are the sampling parameters that it does not set.
+    `left_out` are the sampling parameters that it does not set; `is_chat`: it has messages.
     """
 
     labels: Mapping[str, str]
     num_output_tokens: int
     num_prompt_tokens: int = 1
     left_out: frozenset[str] = frozenset()
+    is_chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,9 @@ def survey_endpoints(
                 continue
             seen.add((reading.rule.name, identity))
         left_out = frozenset(name for name in SAMPLED_BY if reading.record.request.get(name) is None)
-        request = UsableRequest(reading.labels, _num_output_tokens(reading), len(reading.prompt_token_ids), left_out)
+        is_chat = "messages" in reading.record.request
+        length = len(reading.prompt_token_ids)
+        request = UsableRequest(reading.labels, _num_output_tokens(reading), length, left_out, is_chat)
         sessions[reading.rule.name][reading.unit_key].append(request)
         times[reading.rule.name].append(reading.event_time)
         is_counted = not isinstance(tokenizers[reading.rule.name], NoTokenizer)

@@ -133,7 +133,8 @@ def stream_test(blocks: Sequence[BlockUnit], margin: float) -> BettingTest:
             return _difference(run.stream.wholeness)
         return None if is_missing(run) else _NOT_APPLICABLE
 
-    return replace(_difference_test("stream", _groups(blocks, score), "block", margin), regime="chat")
+    whole = _difference_test("stream", _groups(blocks, score), "block", margin)
+    return replace(whole, regime="chat", best=0.0)  # that the baseline breaks streams is nothing to plan with
 
 
 def acceptance_kept_test(blocks: Sequence[BlockUnit], margin: float) -> BettingTest:

@@ -392,6 +392,14 @@ def not_trending(test: TestResult) -> str:
 
 def not_proven_yet(test: TestResult, more: str) -> str:
     """An open test; `more` is the evidence to send or evaluate, as an order."""
+    if test.name == "stream":
+        seen, most, limit = (
+            percent(max(0.0, -(value or 0.0))) for value in (test.estimate, test.lower, test.threshold)
+        )
+        return (
+            f"Speculation broke {seen} more of the chat streams than break without it. Up to {most} is not excluded "
+            f"yet, and the limit is {limit}. {more}."
+        )
     return f"The {subject_of(test)} is {figures_text(test)}, not yet proven to be {limit_text(test)}. {more}."
 
 
