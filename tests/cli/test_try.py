@@ -340,8 +340,8 @@ def test_requests_that_set_no_sampling_are_sampled_as_production_samples_them(
     records = [record(number, temperature=None) for number in range(NUM_RECORDS)]
     options = {"target": target, "traffic": write_traffic(workspace.folder / "silent.jsonl", records)}
     told = (
-        f"sampling: {NUM_RECORDS} of {NUM_RECORDS} requests leave out temperature, top_k and get temperature=0.25, top_k=5, "
-        "because vllm applies generation_config"
+        f"sampling: {NUM_RECORDS} of {NUM_RECORDS} requests leave out temperature, top_k and get temperature=0.25, "
+        "top_k=5, because vllm applies generation_config"
     )
     done = attempt(**options, **{"serving-engine": "vllm"})
     assert told in done.err, done.err

@@ -382,6 +382,11 @@ def test_an_open_test_without_an_estimate_names_what_may_help() -> None:
         "More of this traffic is not expected to prove it. Try another candidate, or a quiet "
         "machine if others share this one."
     )
+    streams = TestResult("stream", "open", 0.0, -0.065, 0.065, -0.05, 0.01, "block", 55, 61, units_needed=16)
+    assert outlook(streams) == (
+        "Speculation broke 0.0% more of the chat streams than break without it. Up to 6.5% is not excluded yet, and "
+        "the limit is 5.0%. Send about 16 more blocks."
+    )
     assert outlook(replace(open_test, num_units=0)) == (
         "Nothing counts yet for the share of slowed requests, and it needs at least 20 windows. Send traffic."
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from shadowspec.gate.evidence.guardrails import stream_test
+from shadowspec.gate.verdict.required_tests import min_units
 from shadowspec.types import Run, StreamParity, Verdict
 from tests.builders.hypothesis_evidence import POLICY, draw_runs, evidence_of, look, result
 from tests.gate.worlds import block_unit, run_of
@@ -55,3 +57,9 @@ def test_a_lost_chat_counts_as_broken_and_a_completion_not_at_all() -> None:
     series = stream_test([block_unit(0, runs, n_max=4)], POLICY.stream_margin).series
     assert [sums.values.tolist() for sums in (series.lower, series.upper)] == [[-0.25], [0.25]]
     assert [sums.weights.tolist() for sums in (series.lower, series.upper)] == [[0.5], [0.5]]
+
+
+def test_the_fewest_units_are_those_of_streams_that_no_arm_breaks() -> None:
+    """A baseline that breaks streams would end the test sooner, and is nothing to plan with."""
+    needed = min_units(stream_test((), 0.05), replace(POLICY, stream_margin=0.05), 0.045)
+    assert needed >= math.log(1.0 / 0.045) / math.log(1.0 + 0.05 / 0.95), "a bet of all that the limit leaves"

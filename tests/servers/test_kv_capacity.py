@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from shadowspec.servers.engines.sglang import capacity_in
 from shadowspec.servers.engines.vllm import capacity_on
 from shadowspec.servers.kv_capacity import KvCapacity, served_memory
 from shadowspec.servers.probing import probe_both, remarks
-from shadowspec.types import ServedMemory
-from tests.builders.server_blocks import block, connected, settings
+from shadowspec.types import ServedMemory, VerifyRule
+from tests.builders.server_blocks import CONFIG, block, connected, settings
 from tests.servers.fake_server import FakeServer, running
 from tests.servers.fake_sglang import FakeSglang
 
@@ -137,5 +138,7 @@ def test_doctor_says_why_the_difference_is_not_what_speculation_takes() -> None:
         assert "gpu_memory_utilization 0.92; gpu_memory_utilization 0.95" in told(servers)
         servers[1].cache_labels = {"num_gpu_blocks_override": "64"}
         assert "num_gpu_blocks_override sets the size of the speculative server's KV cache" in told(servers)
+        lookup = replace(CONFIG, proposer="ngram", draft=None, verify_rule=VerifyRule.GREEDY_DRAFT)
+        assert "sets the size" not in "; ".join(remarks(*probe_both(settings(servers)), lookup)), "it has no weights"
         servers[1].kv_tokens = None
         assert "the capacity of the KV caches is not reported" in told(servers)
