@@ -114,7 +114,7 @@ REMEDIES: Final[Mapping[str, str]] = dict.fromkeys(
     'constrained outputs are measured through servers, which enforce them: engine = "openai" (docs/servers.md)',
 ) | {
     "future:timestamp": "times that are still to come by this computer's clock: write them in UTC or with an offset, "
-    "and set the mirror's clock; `try` and `replay --no-store` also read a log without times (--map without time)",
+    "and set the mirror's clock. `try` also reads a log without times (--map without time)",
     "no_timestamp": "only `shadowspec try` and `replay --no-store` read records without times: write them into the "
     "log, or give their place with --map (docs/formats.md)",
     "no_sampling": "only `shadowspec try` reads records without sampling parameters: write them into the log, or give "
