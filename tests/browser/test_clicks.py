@@ -85,7 +85,8 @@ def test_the_board_tries_charts_that_nobody_sees(site: Served, reader: Reader) -
     """So that the browser knows the library that draws them when a page with charts is asked for."""
     reader.open(site.address())
     reader.page.wait_for_function(
-        "number => document.querySelector('.ss-host')?.tried === number", arg=len(trial_charts.TRIALS)
+        "number => [...document.querySelectorAll('.ss-host')].some((host) => host.tried === number)",
+        arg=len(trial_charts.TRIALS),
     )
     assert reader.page.locator("canvas, svg.marks").count() == 0
     assert reader.errors == []
