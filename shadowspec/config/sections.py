@@ -21,6 +21,7 @@ from shadowspec.types import OWN_SLICES, SUFFIX_OPTIONS, Contract, SpeculationCo
 from shadowspec.types.served_methods import (
     DEPTH_KEYS,
     DRAFT_KEYS,
+    LOOKUPS,
     METHOD_KEYS,
     contradiction,
     exported_settings,
@@ -45,7 +46,6 @@ DEFAULT_DATABASE_URL: Final = "sqlite:///shadowspec.db"
 BUILT_IN_LABELS: Final = ("prompt_class", "sampling_regime", "context_bucket", "tenant", *OWN_SLICES, LANGUAGE)
 CONTRACTS: Final = (Contract.JSON, Contract.TOOL_CALL, Contract.SQL)  # a grammar is a request's to state
 PERSONAL_METADATA: Final = ("session_id", "user", "user_id", "request_id")
-LOOKUPS: Final = ("ngram", "suffix")  # proposers that copy from texts and need no draft
 PROPOSER_OPTIONS: Final = {
     "draft_model": ("draft_confidence_threshold",),
     "ngram": ("ngram_min", "ngram_max", "ngram_occurrence"),

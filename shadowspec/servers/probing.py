@@ -25,10 +25,10 @@ from shadowspec.types.served_methods import (
     DRAFT_KEYS,
     METHOD_KEYS,
     SCHEDULE_KEY,
+    is_lookup,
     is_reported,
     is_same_method,
     plain_key,
-    plain_method,
     setting,
 )
 from shadowspec.types.server_facts import FACT, FACTS, Fact, differing_facts, fact_details
@@ -49,7 +49,6 @@ TINY_CHAT: Final = ServerRequest(
     0,
     chat=b'{"messages": [{"role": "user", "content": "Hello"}]}',
 )
-LOOKUPS: Final = ("ngram", "suffix")  # methods without a draft's weights, by the beginning of their names
 SAME_CAPACITY: Final = 0.02  # by which equal servers' caches may differ: each measures memory at its start
 
 
@@ -262,7 +261,7 @@ def remarks(baseline: Probe, speculative: Probe, config: SpeculationConfig | Non
     texts += speculative.engine.remarks_on(speculative.drafts)
     texts += _answer_remarks(baseline, speculative)
     texts += [] if config is None else _method_remarks(config, speculative)
-    has_weights = config is None or not plain_method(config.proposer).startswith(LOOKUPS)
+    has_weights = config is None or not is_lookup(config.proposer)
     return [*texts, *_memory_remarks(baseline, speculative, has_weights=has_weights)]
 
 

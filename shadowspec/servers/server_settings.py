@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shadowspec.types import Arm
-from shadowspec.types.server_facts import Fact, FactName, fact_text
+from shadowspec.types.server_facts import Dtype, Fact, FactName, fact_text
 from shadowspec.types.settings import HttpUrl, PathText, Positive, Seconds, Share, Text, Variable
 
 FactValue = bool | int | Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,63}$")]
@@ -67,7 +67,7 @@ class ServerSettings:
     baseline_url: HttpUrl
     model: Text  # the name under which all serve the target
     device: Text  # of all servers, as the operator names it
-    dtype: Literal["float32", "bfloat16", "float16"]
+    dtype: Dtype
     speculative_url: HttpUrl | None = None  # of the only candidate's server
     speculative: Annotated[
         tuple[SpeculativeServer, ...],

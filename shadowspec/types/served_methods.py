@@ -17,6 +17,7 @@ DRAFTING_ALWAYS: Final = frozenset(
         *("dspark", "draft_simple", "draft_eagle3", "draft_dflash", "draft_dspark"),
     }
 )
+LOOKUPS: Final = ("ngram", "suffix")  # proposers that copy from texts and need no draft; engines' names begin so
 METHOD_KEYS: Final = ("method", "speculative_algorithm", "spec_type", "decoding_type")  # as engines name them
 DEPTH_KEYS: Final = ("num_speculative_tokens", "speculative_num_steps", "spec_draft_n_max", "max_draft_len")
 # Methods that draft a block in one pass.  SGLang counts the window that is verified, which begins with the last token,
@@ -47,6 +48,11 @@ def is_same_method(one: str, other: str) -> bool:
 def drafts_in_every_step(method: str) -> bool:
     """Whether a method is known to have a draft in every step."""
     return plain_method(method) in DRAFTING_ALWAYS
+
+
+def is_lookup(method: str) -> bool:
+    """Whether a method copies from texts, by whatever further name: it has no weights of a draft."""
+    return plain_method(method).startswith(LOOKUPS)
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:

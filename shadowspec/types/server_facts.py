@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
+Dtype = Literal["float32", "bfloat16", "float16"]  # in which a server computes, by the names of a configuration
 FactName = Literal[
     "kv_cache_dtype",
     "quantization",  # of the weights
@@ -80,3 +81,9 @@ def differing_facts(details: Mapping[str, str]) -> list[FactDifference]:
         for name, pair in pairs.items()
         if len(pair) == 2
     ]
+
+
+def known_dtype(reported: object) -> Dtype | None:
+    """A type as torch, a model's folder or a command line names it; None for any other word, such as `auto`."""
+    name = str(reported).removeprefix("torch.")
+    return next((dtype for dtype in get_args(Dtype) if dtype == name), None)

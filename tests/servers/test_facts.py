@@ -12,7 +12,6 @@ import pytest
 from shadowspec.errors import ModelError, ServiceUnavailableError
 from shadowspec.servers.connecting import connect
 from shadowspec.servers.engines.reported_facts import (
-    known_dtype,
     llamacpp_facts,
     sglang_facts,
     vllm_dtype,
@@ -21,7 +20,7 @@ from shadowspec.servers.engines.reported_facts import (
 from shadowspec.servers.metrics_page import families_on
 from shadowspec.servers.probing import facts_text, probe_both, remarks
 from shadowspec.servers.server_settings import FactsOfArms
-from shadowspec.types.server_facts import FACTS, differing_facts
+from shadowspec.types.server_facts import FACTS, differing_facts, known_dtype
 from tests.builders.server_blocks import COLD, CONFIG, block, connected, settings
 from tests.servers.fake_server import FakeServer, running, well
 from tests.servers.fake_sglang import FakeSglang

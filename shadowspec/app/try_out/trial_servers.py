@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from shadowspec.errors import ModelError, UsageError
 from shadowspec.model_folder import read_object
@@ -16,14 +16,10 @@ from shadowspec.servers.probing import Probe, probe_servers
 from shadowspec.servers.served_tokenizer import connect_tokenizer
 from shadowspec.servers.server_settings import ServerSettings, SpeculativeServer
 from shadowspec.types.served_methods import METHOD_KEYS, setting
+from shadowspec.types.server_facts import known_dtype
 
 UNSTATED: Final = "not stated"  # the device of a trial's servers, which report none
 UNREPORTED: Final = "speculative"  # the method of a server that does not name it
-DTYPES: Final[Mapping[str, Literal["bfloat16", "float16", "float32"]]] = {
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "float32": "float32",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +98,8 @@ def look_at_servers(given: TrialUrls, target: Path | None, model: str | None) ->
         with closing(connect_tokenizer(settings)):  # it says now what it lacks, and not after the first look at records
             pass
     # Of a float32 model vLLM's `auto` makes bfloat16: without the server's word the wider rounding is assumed.
-    in_folder = str(stated.get("dtype") or stated.get("torch_dtype")).removeprefix("float32")
-    dtype = DTYPES.get(plain.identity.dtype or in_folder)
+    in_folder = known_dtype(stated.get("dtype") or stated.get("torch_dtype"))
+    dtype = plain.identity.dtype or (None if in_folder == "float32" else in_folder)
     candidates: list[TrialCandidate] = []
     for server, probe in zip(placed, probes, strict=True):
         names = [candidate.name for candidate in candidates]

@@ -27,7 +27,7 @@ from shadowspec.servers.stream import Completion, ServerError, StreamedAnswer
 from shadowspec.types import UNSEEDED, LiveCounts, SpeculationConfig
 from shadowspec.types.prompt_rules import PromptRules
 from shadowspec.types.served_methods import DEPTH_KEYS, DRAFT_KEYS, METHOD_KEYS, setting
-from shadowspec.types.server_facts import FactName
+from shadowspec.types.server_facts import Dtype, FactName
 from shadowspec.types.serving_engines import parse_engines, plain_name
 
 UNKNOWN: Final = "unknown"
@@ -74,7 +74,7 @@ class ServerIdentity:
     max_model_len: int | None
     reported_settings: tuple[tuple[str, str], ...] = ()  # of its speculation; () where it reports none
     reported_facts: tuple[tuple[str, str], ...] = ()  # the rest on which figures depend (`types.server_facts`)
-    dtype: str | None = None  # in which it computes, where it says so: "bfloat16"
+    dtype: Dtype | None = None  # in which it computes, where it says so: "bfloat16"
 
     @property
     def name(self) -> str:

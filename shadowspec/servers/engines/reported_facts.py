@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from shadowspec.types.server_facts import FactName, fact_text
+from shadowspec.types.server_facts import Dtype, FactName, fact_text, known_dtype
 
-DTYPES: Final = ("float32", "bfloat16", "float16")
 Reported = tuple[tuple[str, str], ...]  # facts by name, in the order of their names
 
 _VLLM_LABELS: Final[Mapping[FactName, str]] = {
@@ -78,17 +77,11 @@ def vllm_facts(labels: Sequence[Mapping[str, str]], info: Mapping[str, Any]) -> 
     return tuple(sorted(facts.items()))
 
 
-def vllm_dtype(info: Mapping[str, Any]) -> str | None:
+def vllm_dtype(info: Mapping[str, Any]) -> Dtype | None:
     """The type in which vLLM computes, by /server_info; its `auto` is another one than a model's float32."""
     config = info.get("vllm_config")
     model = config.get("model_config") if isinstance(config, dict) else None
     return known_dtype(model.get("dtype")) if isinstance(model, dict) else None
-
-
-def known_dtype(reported: Any) -> str | None:
-    """A type among those of a configuration, as torch or a command line names it; None for any other, as `auto`."""
-    name = str(reported).removeprefix("torch.")
-    return name if name in DTYPES else None
 
 
 def sglang_facts(info: Mapping[str, Any]) -> Reported:

@@ -49,7 +49,7 @@ from shadowspec.servers.engines.export_parts import (
     counterpart,
     yaml_lines,
 )
-from shadowspec.servers.engines.reported_facts import known_dtype, sglang_facts
+from shadowspec.servers.engines.reported_facts import sglang_facts
 from shadowspec.servers.engines.rules import EngineRules
 from shadowspec.servers.kv_capacity import KvCapacity
 from shadowspec.servers.metrics_page import PARALLEL_RANKS, MetricNames
@@ -76,7 +76,7 @@ from shadowspec.types import (
 )
 from shadowspec.types.prompt_rules import BrokenArguments, PromptRules
 from shadowspec.types.served_methods import BLOCK_METHODS, STEPS_KEY, WINDOW_KEYS, plain_key, plain_method, setting
-from shadowspec.types.server_facts import FactName
+from shadowspec.types.server_facts import FactName, known_dtype
 
 # Algorithms that draft a chain in each step if they have one branch, and those that draft a block in one pass: of these
 # `speculative_num_draft_tokens` is the verified window, which begins with the last token (`_handle_dflash`,
