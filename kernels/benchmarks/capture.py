@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -84,19 +84,26 @@ class Counted:
 
 
 @contextmanager
+def listening(command: Sequence[str], port: int, **variables: str) -> Iterator[int]:
+    """A process that serves at this port, until the block ends; yields its number."""
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | variables)  # noqa: S603
+    try:
+        while not is_listening(port):
+            time.sleep(0.1)
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
 def served(app: str, **variables: str) -> Iterator[tuple[int, int]]:
     """uvicorn with an application of this module; yields its port and its process."""
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", f"kernels.benchmarks.capture:{app}", "--port", str(port)]
     command += ["--factory"] if app == "Counted" else []
-    process = subprocess.Popen([*command, "--log-level", "error"], cwd=ROOT, env=os.environ | variables)  # noqa: S603
-    try:
-        while not is_listening(port):
-            time.sleep(0.1)
-        yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    with listening([*command, "--log-level", "error"], port, **variables) as process:
+        yield port, process
 
 
 @contextmanager
@@ -117,14 +124,8 @@ def gateway(program: Path, folder: Path, model: int, receiver: int | None) -> It
     file = folder / f"{port}.json"
     file.write_text(json.dumps(document), encoding="utf-8")
     command = [str(program), "-c", str(file), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
-    process = subprocess.Popen(command)  # noqa: S603
-    try:
-        while not is_listening(port):
-            time.sleep(0.1)
-        yield port, process.pid
-    finally:
-        process.terminate()
-        process.wait()
+    with listening(command, port) as process:
+        yield port, process
 
 
 @contextmanager
@@ -132,14 +133,8 @@ def receiving(**variables: str) -> Iterator[int]:
     """The receiver of Envoy's access log; yields its port."""
     port = free_port()
     command = [sys.executable, "-m", "shadowspec.capture.envoy_log_service", f"127.0.0.1:{port}"]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | variables)  # noqa: S603
-    try:
-        while not is_listening(port):
-            time.sleep(0.1)
+    with listening(command, port, **variables):
         yield port
-    finally:
-        process.terminate()
-        process.wait()
 
 
 class Client:

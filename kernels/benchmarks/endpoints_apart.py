@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -158,7 +157,7 @@ def fleet_of(stack: ExitStack, topics: Topics, database: str, folder: Path, give
     start = datetime.now(UTC)
 
     def value(name: str, place: int) -> bytes:
-        question = next(islice(cycle(QUESTIONS), place, None))
+        question = QUESTIONS[place % len(QUESTIONS)]
         body = {
             "model": name,
             "messages": [{"role": "user", "content": f"{question} ({place})"}],
