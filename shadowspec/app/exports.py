@@ -35,6 +35,7 @@ from shadowspec.types import Override, SpeculationCounts, Verdict
 from shadowspec.types.public_documents import AtLoad, Labels, PublicDocument, PublicValue, public
 
 BESIDE_WITHOUT_FILE = "speculation"  # named where nothing says where the export will lie
+TO_CONFIRM = "this file is for a confirming run only: the rollout decides when clients are served by it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,8 @@ class WantedExport:
     """What to export, of verdicts at most `max_age` old; `out` is the file that will hold it, if any.
 
     `endpoint`: None is the only one, and all of them for flags and routes.  `speculative` and `plain` are pools in
-    place of the endpoint's.  `is_unattended`: nobody reads a refusal; what would be refused is off, with a remark.
+    place of the endpoint's.  `is_to_confirm`: for a confirming run, so that no rollout stage holds anything back.
+    `is_unattended`: nobody reads a refusal; what would be refused is off, with a remark.
     """
 
     form: str  # one of FORMATS
@@ -54,6 +56,7 @@ class WantedExport:
     gateway: str = "gateway"
     otherwise: str | None = None
     is_routed: bool = False
+    is_to_confirm: bool = False
     accepts_other_engine: bool = False
     out: Path | None = None
     is_unattended: bool = False
@@ -61,6 +64,8 @@ class WantedExport:
     def __post_init__(self) -> None:
         if self.is_routed and self.form not in ENGINES:
             raise UsageError(f"--routed goes with --format {', '.join(ENGINES)}: {self.form} configures no server")
+        if self.is_to_confirm and self.form not in ENGINES:
+            raise UsageError(f"--to-confirm goes with --format {', '.join(ENGINES)}: {self.form} starts no server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +187,7 @@ def _load_served(store: Store, policies: Mapping[str, GatePolicy], wanted: Wante
             max_age=wanted.max_age,
             configs=configs,
             expected=Expectation(engine=wanted.engine),
-            rollouts=store.rollouts(name),
+            rollouts=() if wanted.is_to_confirm else store.rollouts(name),
             reader=reader_of(wanted.form),
             accepts_any_engine=wanted.accepts_other_engine,
             fleet=fleet,
@@ -230,7 +235,8 @@ def _render(names: Sequence[str], served: ServedDecisions, store: Store, wanted:
         document = modelopt.render(schedule, _counts(store, names[0]), store.fingerprints())
     accepted = _accepted(wanted, [schedule])
     document = with_share(document, schedule)
-    return replace(document, remarks=(*accepted, f"by the verdicts: {ranges_text(schedule)}", *document.remarks))
+    ranges, confirming = f"by the verdicts: {ranges_text(schedule)}", [TO_CONFIRM] * wanted.is_to_confirm
+    return replace(document, remarks=(*accepted, ranges, *confirming, *document.remarks))
 
 
 def _render_routes(names: Sequence[str], served: ServedDecisions, wanted: WantedExport, config: Config) -> Export:

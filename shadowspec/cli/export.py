@@ -45,6 +45,10 @@ def export(
         bool,
         typer.Option("--routed", help="For the servers behind routes: they get only the slices that are on."),
     ] = False,
+    to_confirm: Annotated[
+        bool,
+        typer.Option("--to-confirm", help="For the speculative server of a confirming run, before the rollout begins."),
+    ] = False,
     speculative: Annotated[
         str | None,
         typer.Option(
@@ -85,6 +89,7 @@ def export(
         gateway=gateway,
         otherwise=otherwise,
         is_routed=routed,
+        is_to_confirm=to_confirm,
         accepts_other_engine=accept_other_engine,
         out=out,
     )

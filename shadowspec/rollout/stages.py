@@ -95,7 +95,7 @@ def next_step(current: Rollout | None, look: StageLook, policy: RolloutPolicy) -
 
     # 3. In the shadow the config may change: the enabled one whose speedup is proven to be highest.
     else:
-        best = _best(look, current.fingerprint)
+        best = _best(look, current.fingerprint, policy)
         if best is None:
             return RolloutStep(current, "a current ENABLE")
         if best.fingerprint != current.fingerprint:
@@ -161,8 +161,9 @@ def _unconfirmed(decision: Decision, look: StageLook) -> str | None:
     config = decision.config
     if not config.is_served_method:
         return (
-            f"a run of the export itself: {config.name} was not measured as `shadowspec export` writes it. Start the "
-            'speculative server with that file, and give it a candidate with `exported = "FILE"` (docs/export.md)'
+            f"a run of the export itself: {config.name} was not measured as `shadowspec export` writes it. Write FILE "
+            "with `shadowspec export --to-confirm`, start the speculative server with it, and give that server a "
+            'candidate with `exported = "FILE"` (docs/export.md)'
         )
     off_from = config.off_from
     if off_from is None:
@@ -308,9 +309,16 @@ def _decision(look: StageLook, fingerprint: str | None) -> Decision | None:
     return next((decision for decision in wholes if decision.fingerprint == fingerprint), None)
 
 
-def _best(look: StageLook, current: str | None) -> Decision | None:
-    """The enabled config that `slice_rules.named_candidates` names; one that was chosen before stays."""
+def _best(look: StageLook, current: str | None, policy: RolloutPolicy) -> Decision | None:
+    """The enabled config that `slice_rules.named_candidates` names; one that was chosen before stays.
+
+    Where the export itself must be confirmed, a config that was measured as it is exported goes before the others:
+    these wait for such a run.
+    """
     enabled = [d for d in look.decisions if d.slice_key == WHOLE_ENDPOINT and d.verdict is Verdict.ENABLE]
+    confirmed = [d for d in enabled if d.config.is_served_method]
+    if policy.require_confirmed and confirmed:
+        enabled = confirmed
     named = named_candidates(enabled).get((WHOLE_ENDPOINT, look.concurrency))
     wanted = current if any(d.fingerprint == current for d in enabled) else named
     return next((d for d in enabled if d.fingerprint == wanted), None)

@@ -12,7 +12,7 @@ import yaml
 from msgspec import structs
 
 from shadowspec.store import Store
-from shadowspec.types import SpeculationConfig, Verdict, VerifyRule
+from shadowspec.types import SpeculationConfig, Stage, Verdict, VerifyRule
 from tests.builders.workspace import Workspace
 from tests.store import examples
 from tests.store.saving import save_block
@@ -70,6 +70,17 @@ def test_an_enabled_endpoint_is_on(enabled: Workspace) -> None:
     }
     said = enabled.run("export", "-f", "vllm").err.splitlines()
     assert said[0] == "letters, whole endpoint, load 4, small: on, 4 tokens, decision 1, measured on vllm/0.32.0"
+
+
+def test_the_file_of_a_confirming_run_is_written_while_the_rollout_waits_for_that_run(enabled: Workspace) -> None:
+    whole = vllm(enabled)
+    with Store.open("sqlite:///shadow.db") as store:
+        store.append_rollouts([examples.rollout(Stage.SHADOW, endpoint="letters")])
+    assert vllm(enabled) is None, "nobody is served yet"
+    assert vllm(enabled, "--to-confirm") == whole
+    assert "for a confirming run only" in enabled.run("export", "-f", "vllm", "--to-confirm").err
+    refused = enabled.run("export", "-f", "flagd", "--to-confirm")
+    assert (refused.code, "flagd starts no server" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("verdict", ["disable", "hold"])

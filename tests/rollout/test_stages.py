@@ -399,6 +399,13 @@ def exported(*, load: int = 4, code: str = "all_tests_pass", schedule: object = 
     return replace(plain, config=config, concurrency=load, reason_code=code)
 
 
+def test_the_config_that_was_measured_as_it_is_exported_takes_the_place_of_the_one_that_waits_for_it() -> None:
+    of_export = replace(exported(), fingerprint="exported")
+    for policy, chosen in ((replace(POLICY, require_confirmed=True), "exported"), (POLICY, "fp")):
+        step = next_step(rollout_at(Stage.SHADOW), look(decided(), of_export), policy)
+        assert step.rollout.fingerprint == chosen
+
+
 SCHEDULE = [[1, 8, 8], [9, 2**31 - 1, 0]]
 LACKS = "a load of 9 or more, where the schedule drafts nothing"
 
