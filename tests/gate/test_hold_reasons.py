@@ -36,7 +36,7 @@ from shadowspec.types import (
     TestState,
     Verdict,
 )
-from shadowspec.types.speculation import CACHE_MODES
+from shadowspec.types.speculation import CACHE_MODES, DEPLOYMENT
 from tests.builders.hypothesis_evidence import (
     HYPOTHESIS,
     POLICY,
@@ -58,6 +58,12 @@ from tests.gate.worlds import ENDPOINT, START, run_of
 
 GOOD = evidence_of(draw_runs(400))
 NEAR = Parity(first_divergence=5, divergence_gap=0.0, rerun_differs=False)
+OF_DEPLOYMENT = replace(
+    HYPOTHESIS,
+    config=replace(
+        HYPOTHESIS.config, config=replace(HYPOTHESIS.config.config, proposer=DEPLOYMENT, num_speculative_tokens=0)
+    ),
+)
 FROZEN = replace(POLICY, log_speedup_clip=1.5, margin=1.5).with_frozen_parameters(POLICY.frozen_parameters())
 REMEDY = re.compile(
     r"(?:^|(?<=[.;] )|(?<=, or )|(?<=, and ))(?:Send|Try|Change|Review|Raise|Lower|Find|Give|Let|Remove|Measure|Set|"
@@ -200,9 +206,15 @@ CASES: dict[str, list[Callable[[], Decision]]] = {
     "other_engine": [lambda: look(GOOD, replace(POLICY, serving_engine="vllm 0.32"))],
     "no_level_left": [lambda: look(GOOD, level=None)],
     "unprovable": [lambda: look(GOOD, FROZEN)],
-    "may_replace": [lambda: look(GOOD, replace(POLICY, is_upgrade=True))],
+    "may_replace": [
+        lambda: look(GOOD, replace(POLICY, is_upgrade=True)),
+        lambda: look(GOOD, replace(POLICY, is_upgrade=True), hypothesis=OF_DEPLOYMENT),
+    ],
     "must_not_replace": [
         lambda: look(evidence_of(draw_runs(400, speedup=0.85)), replace(POLICY, is_upgrade=True)),
+        lambda: look(
+            evidence_of(draw_runs(400, speedup=0.85)), replace(POLICY, is_upgrade=True), hypothesis=OF_DEPLOYMENT
+        ),
     ],
     "missing_data": [missed],
     "late_data": [lambda: look(replace(GOOD, num_left_out=40))],

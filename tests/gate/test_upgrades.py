@@ -8,6 +8,7 @@ import pytest
 
 from shadowspec.gate.run.endpoint_look import look_again
 from shadowspec.gate.verdict.e_values import fleet_of
+from shadowspec.reports.content.endpoint_rows import decision_row
 from shadowspec.types import ACCEPTANCE_KEPT, PairedScore, Run, Verdict
 from shadowspec.types.served_methods import settings_text
 from tests.builders.hypothesis_evidence import POLICY, draw_runs, evidence_of, look, result
@@ -71,4 +72,9 @@ def test_where_a_schedule_drafts_nothing_it_need_only_be_as_fast(load: int, spee
     evidence = evidence_of(draw_runs(800, speedup=speedup))
     before = replace(look(evidence), concurrency=load, config=drafting)
     folded = evidence.folded(POLICY)
-    assert look_again(before, folded, config, POLICY).decide(START).reason_code == code
+    decision = look_again(before, folded, config, POLICY).decide(START)
+    assert decision.reason_code == code
+    assert ("drafts nothing at this load" in decision.reason) is (load == 16)
+    assert "second deployment" not in decision.reason
+    words = {"may_replace": "NO SLOWER", "must_not_replace": "SLOWER"}
+    assert decision_row(decision, name="chat").verdict == words.get(code, decision.verdict)

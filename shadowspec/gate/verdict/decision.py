@@ -153,7 +153,7 @@ def decide(
             held = reasons.no_level_left(hypothesis.slice_key, policy.max_hypotheses)
             outcome = _Outcome(Verdict.HOLD, ReasonCode.NO_LEVEL_LEFT, held, restarts=outcome.restarts)
         if policy.is_upgrade:
-            outcome = _of_upgrade(outcome, evidence, policy)
+            outcome = _of_upgrade(outcome, evidence, policy, hypothesis)
         else:
             outcome = _with_scope(_with_remedy(outcome), evidence, policy)
         outcome = _named(outcome, hypothesis)
@@ -213,13 +213,19 @@ def _with_scope(outcome: _Outcome, evidence: HypothesisEvidence, policy: GatePol
     return replace(outcome, reason=" ".join(parts))
 
 
-def _of_upgrade(outcome: _Outcome, evidence: HypothesisEvidence, policy: GatePolicy) -> _Outcome:
-    """A verdict on a second deployment says nothing of speculation: it is HOLD, and its code says what was decided."""
+def _of_upgrade(
+    outcome: _Outcome, evidence: HypothesisEvidence, policy: GatePolicy, hypothesis: Hypothesis
+) -> _Outcome:
+    """A verdict on a second deployment says nothing of speculation: it is HOLD, and its code says what was decided.
+
+    So does one on a load at which a server's schedule drafts nothing.
+    """
     if outcome.verdict is Verdict.HOLD:
         return outcome
     is_passed = outcome.verdict is Verdict.ENABLE
     code = ReasonCode.MAY_REPLACE if is_passed else ReasonCode.MUST_NOT_REPLACE
-    reason = reasons.of_upgrade(_with_scope(outcome, evidence, policy).reason, is_passed=is_passed)
+    step = reasons.of_upgrade if hypothesis.config.config.is_deployment else reasons.of_no_drafts
+    reason = f"{_with_scope(outcome, evidence, policy).reason} {step(is_passed=is_passed)}"
     return replace(outcome, verdict=Verdict.HOLD, code=code, reason=reason)
 
 

@@ -300,10 +300,16 @@ def with_remedy(seen: str, code: str) -> str:
     return f"{seen} {_OFF[ReasonCode(code)]}" if code in _OFF else seen
 
 
-def of_upgrade(seen: str, *, is_passed: bool) -> str:
-    """The reason of a verdict on a second deployment."""
-    step = "Change over to the second deployment." if is_passed else "Keep the first deployment, and find the cause."
-    return f"{seen} {step}"
+def of_upgrade(*, is_passed: bool) -> str:
+    """What to do after a verdict on a second deployment."""
+    return "Change over to the second deployment." if is_passed else "Keep the first deployment, and find the cause."
+
+
+def of_no_drafts(*, is_passed: bool) -> str:
+    """What follows where the server's schedule drafts nothing."""
+    if is_passed:
+        return "The schedule drafts nothing at this load, which is confirmed to cost little. Keep the schedule."
+    return "The schedule drafts nothing at this load, and still costs time. Send such loads to a plain server."
 
 
 def revoked(reason: str) -> str:

@@ -24,10 +24,11 @@ from shadowspec.types import Decision, Override, ReasonCode, Verdict
 
 NOT_JUDGED: Final = "NOT JUDGED"
 NO_DATA: Final = "NO DATA"
-# Words for a second deployment, whose stored verdict is HOLD, so that nothing takes it for speculation.
-_UPGRADES: Final[Mapping[str, tuple[str, Verdict]]] = {
-    ReasonCode.MAY_REPLACE: (Outcome.REPLACE, Verdict.ENABLE),
-    ReasonCode.MUST_NOT_REPLACE: (Outcome.KEEP, Verdict.DISABLE),
+# Words for a second deployment, and for a load at which a schedule drafts nothing.  The stored verdict is HOLD, so that
+# nothing takes it for speculation.
+_UPGRADES: Final[Mapping[str, tuple[str, str, Verdict]]] = {
+    ReasonCode.MAY_REPLACE: (Outcome.REPLACE, "NO SLOWER", Verdict.ENABLE),
+    ReasonCode.MUST_NOT_REPLACE: (Outcome.KEEP, "SLOWER", Verdict.DISABLE),
 }
 
 
@@ -88,7 +89,8 @@ def decision_row(
     """The row of one decision; `span_s` is the time that ENABLE needs, where it is known."""
     word, tone = decision.verdict.value, decision.verdict
     if decision.override is None and decision.reason_code in _UPGRADES:
-        word, tone = _UPGRADES[decision.reason_code]
+        of_deployment, of_no_drafts, tone = _UPGRADES[decision.reason_code]
+        word = of_deployment if decision.config.is_deployment else of_no_drafts
     marks = " (override)" * (decision.override is not None) + " (trial)" * decision.recording_only
     return row_of(
         decision,

@@ -432,9 +432,14 @@ class Vllm(ServingEngine):
         served = self.served_settings(schedule, config)
         if served.values is None:
             return _nothing(served.remarks)
+        ends_itself = config.off_from is not None and config.off_from <= served.max_batch_size + 1
         limit = (
-            f"{config.proposer} speculates at every batch size: run the server with --max-num-seqs "
-            f"{served.max_batch_size}, the largest that was measured"
+            []
+            if ends_itself
+            else [
+                f"{config.proposer} speculates at every batch size: run the server with --max-num-seqs "
+                f"{served.max_batch_size}, the largest that was measured"
+            ]
         )
         gone = GONE_SINCE.get(plain_method(config.proposer))
         until = (
@@ -442,7 +447,7 @@ class Vllm(ServingEngine):
             if gone is None
             else [f"vLLM {gone} and later have no method {config.proposer}: run the version measured"]
         )
-        return Export(json.dumps(served.values) + "\n", (limit, *until, *served.remarks))
+        return Export(json.dumps(served.values) + "\n", (*limit, *until, *served.remarks))
 
     def _off(self, schedule: DepthSchedule) -> Export:
         return _nothing(tuple(self.off_remarks(schedule, PROPOSERS)))

@@ -213,6 +213,13 @@ def test_vllm_gets_a_servers_method_as_it_went_in(of: SpeculationConfig, wanted:
     assert "run the server with --max-num-seqs 8" in document.remarks[0]
 
 
+def test_a_schedule_that_ends_in_no_drafts_needs_no_limit_of_the_batch() -> None:
+    ending = {"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 2**31 - 1, 0]]}
+    for last, is_limited in ((4, False), (2, True)):  # measured as far as it drafts, and not
+        _, document = exported_vllm([decision(of=served("ngram", **ending), load=last, engine=ON_VLLM)])
+        assert any("--max-num-seqs" in remark for remark in document.remarks) is is_limited
+
+
 def test_a_servers_method_goes_to_its_engine_alone() -> None:
     of = served("mtp", **MTP)
     values, document = exported_vllm([decision(of=of, engine=ON_SGLANG)])
