@@ -24,6 +24,8 @@ from shadowspec.servers.top_token import likeliest_probs, num_needed
 from shadowspec.types import Parity, SamplingParameters, SamplingRegime
 
 MAX_SCORE_ERROR: Final = 0.2  # per token: the gate's clip of mean scores; above it there is no score
+# Of a gap: log probabilities come in float32, and their difference may miss one step of bfloat16 (0.125) by 1e-7.
+GAP_DIGITS: Final = 5
 MAX_SUM: Final = 1.001  # of the probabilities reported of one place; a larger sum is no distribution
 
 
@@ -85,7 +87,7 @@ def masked_gap(alone: Completion, output: tuple[int, ...], sampling: SamplingPar
         return None
     if ids[:position] != output or len(reported) != len(ids) or position >= len(ids) or len(reported[position]) < 2:
         return None
-    return reported[position][0] - reported[position][1]
+    return _gap(reported[position])
 
 
 async def top_two_gap(client: ServerClient, request: ServerRequest, output: tuple[int, ...]) -> float | None:
@@ -102,7 +104,11 @@ async def top_two_gap(client: ServerClient, request: ServerRequest, output: tupl
         first = (await client.complete(asked, fresh_salt())).first_logprobs
     except ServerError:
         return None
-    return first[0] - first[1] if len(first) > 1 else None
+    return _gap(first) if len(first) > 1 else None
+
+
+def _gap(falling: Sequence[float]) -> float:
+    return round(falling[0] - falling[1], GAP_DIGITS)
 
 
 @dataclass(frozen=True, slots=True)

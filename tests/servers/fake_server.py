@@ -57,6 +57,7 @@ class FakeServer:
     evicts: bool = False  # its cache holds `kv_tokens` at most
     returns_token_ids: bool = True
     tells_logprobs: bool = True
+    top_logprobs: tuple[float, float] = (-0.25, -0.75)  # of the two likeliest tokens at an answer's first place
     max_logprobs: int = 20  # of the likeliest tokens at a prompt's places; 0: it tells none
     reported: Callable[[list[Any]], Any] = list  # what is done to what it tells of them
     scored: list[dict[str, Any]] = field(default_factory=list)  # bodies of requests for prompt_logprobs
@@ -333,7 +334,8 @@ class FakeServer:
                 if self.enforces and self.restriction(body):  # as vLLM: of every token, after the mask
                     tops = [{f"token_id:{each}": -0.25, "token_id:9": -1.0} for each in part]
                 else:  # of the first one, which is all that anybody reads
-                    tops = [] if place else [{"token_id:5": -1.5, "token_id:6": -0.25, "token_id:7": -0.75}]
+                    first, second = self.top_logprobs
+                    tops = [] if place else [{"token_id:5": -1.5, "token_id:6": first, "token_id:7": second}]
                 choice["logprobs"] = {"top_logprobs": tops}
             choice["finish_reason"] = end_of(parts, body["max_tokens"]) if place == len(parts) - 1 else None
             events.append({"model": self.model, "choices": [choice]})

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from shadowspec.errors import ModelError, ServiceUnavailableError
+from shadowspec.gate.policy import NEAR_TIE_LOGIT
 from shadowspec.servers.answer_parity import ReportedPlace, read_places
 from shadowspec.servers.connecting import connect
 from shadowspec.servers.engines.vllm import DETAILED
@@ -256,6 +257,16 @@ def test_outputs_that_part_are_seen_and_the_baseline_is_asked_again(servers: tup
     assert asked["prompt"] == body["prompt"] + servers[0].output(body)[:4]
     assert (asked["max_tokens"], asked["temperature"], asked["logprobs"]) == (1, 0.0, 2)
     assert "logprobs" not in body
+
+
+def test_a_gap_of_one_step_of_the_servers_type_is_that_step(servers: tuple[FakeServer, FakeServer]) -> None:
+    """vLLM in bfloat16 gave 0.12500011920928955: log probabilities are rounded to float32."""
+    engine = connected(servers)
+    servers[1].lost_token = 4
+    servers[0].top_logprobs = (-0.2000000476837158, -0.32500016689300537)
+    found = engine.measure(block(1)).runs[0].parity
+    assert found is not None
+    assert found.divergence_gap == NEAR_TIE_LOGIT["bfloat16"]
 
 
 @pytest.mark.parametrize("unknown", ["not told", "penalty", "minimum"])
