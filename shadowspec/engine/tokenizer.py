@@ -61,12 +61,11 @@ class FolderTokenizer(TargetTokenizer):
             )
         )
 
-    def _ids(self, text: str, *, adds_special: bool) -> list[int]:
+    def _all_ids(self, texts: Sequence[str], *, adds_special: bool) -> list[list[int]]:
         if self._backend is None:
-            return list(self.raw(text, add_special_tokens=adds_special)["input_ids"])
-        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=adds_special)
-        ids: list[int] = encoding.ids
-        return ids
+            return [list(self.raw(text, add_special_tokens=adds_special)["input_ids"]) for text in texts]
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=adds_special)
+        return [encoding.ids for encoding in encodings]
 
     def _text(self, token_ids: Sequence[int], *, skips_special: bool) -> str:
         return str(self.raw.decode(list(token_ids), skip_special_tokens=skips_special))

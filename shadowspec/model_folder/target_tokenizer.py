@@ -36,8 +36,8 @@ class TargetTokenizer(ABC):
         """The text of a conversation with the assistant's turn opened; what a template raises is not caught."""
 
     @abstractmethod
-    def _ids(self, text: str, *, adds_special: bool) -> list[int]:
-        """Token ids of a text."""
+    def _all_ids(self, texts: Sequence[str], *, adds_special: bool) -> list[list[int]]:
+        """Token ids of each text, where the library can on several cores at once."""
 
     @abstractmethod
     def _text(self, token_ids: Sequence[int], *, skips_special: bool) -> str:
@@ -58,16 +58,23 @@ class TargetTokenizer(ABC):
         Raises:
             RecordError: the target has no chat template, or its template refuses these messages.
         """
+        return self._prompt_ids(self.chat_text(messages, tools), adds_special=False)
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+        """The text of a conversation with the assistant's turn opened.
+
+        Raises:
+            RecordError: as `render_chat`.
+        """
         if not self.template_of(tools):
             raise RecordError(FunnelCounter.UNSUPPORTED, "no_chat_template", "the target has no chat template")
         try:
-            rendered = self.render(messages, tools)
+            return self.render(messages, tools)
         except Exception as error:
             # Templates may raise anything; the text of the error may quote the prompt, so it is dropped.
             raise RecordError(
                 FunnelCounter.UNSUPPORTED, "chat_template_refused", "the target's chat template refused the messages"
             ) from error
-        return self._prompt_ids(rendered, adds_special=False)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a completion prompt, special tokens included.
@@ -76,6 +83,25 @@ class TargetTokenizer(ABC):
             RecordError: the text is many contexts long.
         """
         return self._prompt_ids(text, adds_special=True)
+
+    def encode_all(self, texts: Sequence[tuple[str, bool]]) -> list[list[int] | RecordError]:
+        """Token ids of many prompts, each a text and whether special tokens are added, together and in order.
+
+        A text of many contexts has its error in place of ids.
+        """
+        found: list[list[int] | RecordError | None] = [None] * len(texts)
+        for wants_special in (False, True):
+            places = []
+            for place, (text, adds_special) in enumerate(texts):
+                if adds_special is wants_special:
+                    if self._is_long(text):
+                        found[place] = self._ids_or_error(text, adds_special=adds_special)
+                    else:
+                        places.append(place)
+            together = self._all_ids([texts[place][0] for place in places], adds_special=wants_special)
+            for place, ids in zip(places, together, strict=True):
+                found[place] = ids
+        return [ids for ids in found if ids is not None]
 
     def encode_output(self, text: str) -> list[int]:
         """Token ids of generated text: no special token is added."""
@@ -92,6 +118,19 @@ class TargetTokenizer(ABC):
     def _prompt_ids(self, text: str, *, adds_special: bool) -> list[int]:
         # A text of many contexts is refused by its beginning: the whole of it takes seconds.
         begin = self.context_length * PROBED_CHARACTERS
-        if len(text) > begin and len(self._ids(text[:begin], adds_special=adds_special)) > 2 * self.context_length:
+        if self._is_long(text) and len(self._ids(text[:begin], adds_special=adds_special)) > 2 * self.context_length:
             raise RecordError(FunnelCounter.UNSUPPORTED, "longer_than_context")
         return self._ids(text, adds_special=adds_special)
+
+    def _ids_or_error(self, text: str, *, adds_special: bool) -> list[int] | RecordError:
+        try:
+            return self._prompt_ids(text, adds_special=adds_special)
+        except RecordError as error:
+            return error.without_traceback()
+
+    def _is_long(self, text: str) -> bool:
+        return len(text) > self.context_length * PROBED_CHARACTERS
+
+    def _ids(self, text: str, *, adds_special: bool) -> list[int]:
+        (ids,) = self._all_ids([text], adds_special=adds_special)
+        return ids

@@ -43,7 +43,7 @@ from shadowspec.types import (
     SamplingRegime,
     format_slice_key,
 )
-from shadowspec.types.prompt_rules import PromptRules, TemplateTraits
+from shadowspec.types.prompt_rules import TemplateTraits
 
 MAX_REMEMBERED_MATCHES = 1_000  # records' matched fields hardly vary, but for paths with ids in them
 ANY_LENGTH: Final = 2**31  # tokens: no context and no vocabulary is larger
@@ -82,6 +82,18 @@ class BodyRenderer(Protocol):
     """A tokenizer that renders a chat from the client's whole body, as a server does that is asked for the ids."""
 
     def render_body(self, body: Mapping[str, Any]) -> list[int]: ...
+
+
+@runtime_checkable
+class BatchTokenizer(Protocol):
+    """A tokenizer that encodes many texts together, on several cores.
+
+    `chat_text` raises as `render_chat` does; an error of `encode_all` takes the place of a prompt's ids.
+    """
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str: ...
+
+    def encode_all(self, texts: Sequence[tuple[str, bool]]) -> Sequence[list[int] | RecordError]: ...
 
 
 class NoTokenizer:
@@ -156,6 +168,7 @@ class Reader:
         self._leaves_unplaced = bool(self._rules) and self._rules[0].name in self._elsewhere
         self._takes_untimed = all(rule.is_trial for rule in rules)
         self._tokenizers = tokenizers
+        self._batches = {name: of for name, of in tokenizers.items() if isinstance(of, BatchTokenizer)}
         self._hash = keyed_hash
         self._matched: dict[tuple[str | None, str | None, str | None], EndpointRule | None] = {}
         # Values that hardly vary are made once and shared by all: by class, regime, context, constraint, language,
@@ -182,7 +195,8 @@ class Reader:
 
         The steps, in which each record ends with its first error: 1. event time; 2. endpoint; 3. session and user;
         4. was it an ordinary answer; 5. the session's draw against the endpoint's rate; 6. did this model serve it;
-        7. bodies; 8. class; 9. tokens, checked against the context, identity and slice.
+        7. bodies; 8. class; 9. tokens, those of all texts of an endpoint together; 10. tokens checked against the
+        context, identity and slice.
         """
         readings, placed = [], []
         for opened_record, hints in opened:
@@ -192,8 +206,10 @@ class Reader:
             reading.is_elsewhere |= self._leaves_unplaced and not reading.is_placed
         parsed = [reading for reading in placed if _is_done(self._parse, reading)]
         classes = [_prompt_class(reading.record, reading.request, reading.rule) for reading in parsed]
+        self._encode(parsed)
         for reading, name in zip(parsed, classes, strict=True):
-            _is_done(self._count_and_label, reading, name)
+            if reading.error is None:
+                _is_done(self._count_and_label, reading, name)
         return readings
 
     def draw(self, rule: EndpointRule, unit_key: str) -> float:
@@ -259,11 +275,47 @@ class Reader:
         if reading.request.prompt_token_ids is None:
             reading.num_served_tokens = response.num_prompt_tokens
 
-    def _count_and_label(self, reading: Reading, class_name: str) -> None:
+    def _encode(self, readings: Iterable[Reading]) -> None:
         """Step 9."""
+        waiting: dict[str, list[tuple[Reading, tuple[str, bool]]]] = {}
+        for reading in readings:
+            _is_done(self._find_ids, reading, waiting)
+        for endpoint, asked in waiting.items():
+            tokenizer = self._batches[endpoint]
+            for (reading, _), ids in zip(asked, tokenizer.encode_all([text for _, text in asked]), strict=True):
+                if isinstance(ids, RecordError):
+                    reading.error = ids
+                else:
+                    reading.prompt_token_ids = tuple(ids)
+
+    def _find_ids(self, reading: Reading, waiting: dict[str, list[tuple[Reading, tuple[str, bool]]]]) -> None:
+        """A prompt's ids, or what is to be encoded with others: the text, and whether special tokens are added."""
+        request, rules, name = reading.request, reading.rule.prompt_rules, reading.rule.name
+        tokenizer, batches = self._tokenizers[name], self._batches.get(name)
+        if request.prompt_token_ids is not None:
+            reading.prompt_token_ids = request.prompt_token_ids
+        elif request.chat is not None and isinstance(tokenizer, BodyRenderer):
+            reading.prompt_token_ids = tuple(tokenizer.render_body(request.chat))
+        elif request.is_chat:
+            tools = (
+                served_tools(request.tools, rules) if request.offers_tools or not rules.hides_refused_tools else None
+            )
+            messages = served_messages(request.messages, rules, tokenizer.traits_of(tools))
+            if batches is None:
+                reading.prompt_token_ids = tuple(tokenizer.render_chat(messages, tools))
+            else:
+                waiting.setdefault(name, []).append((reading, (batches.chat_text(messages, tools), False)))
+        elif batches is None:
+            reading.prompt_token_ids = tuple(tokenizer.encode(request.text or ""))
+        else:
+            waiting.setdefault(name, []).append((reading, (request.text or "", True)))
+
+    def _count_and_label(self, reading: Reading, class_name: str) -> None:
+        """Step 10."""
         rule, request = reading.rule, reading.request
         tokenizer = self._tokenizers[rule.name]
-        reading.prompt_token_ids = ids = _prompt_token_ids(request, rule.prompt_rules, tokenizer)
+        ids = reading.prompt_token_ids
+        _check_ids(ids, request, tokenizer)
         reading.num_prompt_tokens = len(ids)
         if request.is_rendered_otherwise and reading.num_served_tokens is not None:
             reading.num_prompt_tokens = reading.num_served_tokens
@@ -324,22 +376,11 @@ def _check_model(rule: EndpointRule, asked: str | None, answered: str | None) ->
             raise unsupported_error("other_model")
 
 
-def _prompt_token_ids(request: ParsedRequest, rules: PromptRules, tokenizer: Tokenizer) -> tuple[int, ...]:
-    if request.prompt_token_ids is not None:
-        ids = request.prompt_token_ids
-    elif request.chat is not None and isinstance(tokenizer, BodyRenderer):
-        ids = tuple(tokenizer.render_body(request.chat))
-    elif request.is_chat:
-        tools = served_tools(request.tools, rules) if request.offers_tools or not rules.hides_refused_tools else None
-        messages = served_messages(request.messages, rules, tokenizer.traits_of(tools))
-        ids = tuple(tokenizer.render_chat(messages, tools))
-    else:
-        ids = tuple(tokenizer.encode(request.text or ""))
+def _check_ids(ids: Sequence[int], request: ParsedRequest, tokenizer: Tokenizer) -> None:
     if not ids:
         raise unsupported_error("empty_prompt")
     if max(max(ids), *request.sampling.stop_token_ids, 0) >= tokenizer.vocabulary_size:
         raise unsupported_error("token_not_in_vocabulary")
-    return ids
 
 
 def _body_digest(request: ParsedRequest, prompt_token_ids: Sequence[int]) -> str:

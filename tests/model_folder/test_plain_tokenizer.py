@@ -127,6 +127,20 @@ def test_ids_texts_and_prompts_are_those_of_transformers(folder: Path) -> None:
     assert plain.with_context(9).context_length == 9
 
 
+def test_many_texts_together_have_the_ids_that_each_has_alone(folder: Path) -> None:
+    for tokenizer in (load_plain_tokenizer(str(folder)), load_tokenizer(str(folder))):
+        asked = [(text, adds_special) for text in TEXTS for adds_special in (True, False)]
+        alone = [tokenizer.encode(text) if adds else tokenizer.encode_output(text) for text, adds in asked]
+        assert tokenizer.encode_all(asked) == alone
+        assert tokenizer.encode_all([]) == []
+        narrow = tokenizer.with_context(2)
+        long = "a b " * 40
+        short, refused, other = narrow.encode_all([("a", True), (long, True), ("b", True)])
+        assert (short, other) == (narrow.encode("a"), narrow.encode("b"))
+        assert isinstance(refused, RecordError)
+        assert (refused.reason, "a b" in str(refused)) == ("longer_than_context", False)
+
+
 def test_a_template_for_tools_renders_what_offers_some(tmp_path: Path) -> None:
     folder = saved(tmp_path, byte_level())
     (folder / "additional_chat_templates").mkdir()

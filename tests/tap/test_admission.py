@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -15,12 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from shadowspec import demo
 from shadowspec.gate.policy import GatePolicy
+from shadowspec.model_folder.plain_tokenizer import load_plain_tokenizer
 from shadowspec.tap.admission import Admission, Admitted
 from shadowspec.tap.endpoints import EndpointRule, Load, MatchRule
 from shadowspec.tap.formats import MessageFormat, open_message
 from shadowspec.tap.hashing import KeyedHash
-from shadowspec.tap.routing import Routing
+from shadowspec.tap.reading import Reading
+from shadowspec.tap.routing import NO_HINTS, Routing
 from shadowspec.tap.sources import RawRecord
 from shadowspec.types import FunnelCounter, RecordKey, StoredRecord
 from tests.tap.mirror import RULE, START, ByteTokenizer, admission, admit, chat, fates, first_only, raw
@@ -402,6 +406,28 @@ def test_a_token_id_is_held_against_the_vocabulary_of_its_own_endpoint() -> None
     refused = "token_not_in_vocabulary"
     assert [ends["small", token] for token in (255, 256, 511, 512)] == [None, refused, refused, refused]
     assert [ends["large", token] for token in (255, 256, 511, 512)] == [None, None, None, refused]
+
+
+def test_texts_that_are_encoded_together_end_as_each_would_alone() -> None:
+    """With a real tokenizer, whose ids of all texts of a poll come in one call."""
+    tokenizer = load_plain_tokenizer(str(demo.TARGET))
+    texts = ["Why is the sky blue?", "", "word " * 20_000, "def f(x):\n    return x\n" * 9, "été"]
+    path = {"path": "/v1/completions", "request_messages": None}
+    records = [
+        *(chat(request_prompt=text, **path) for text in texts),
+        chat(request_messages=[{"role": "user", "content": "Why?"}]),
+        chat(response_choices=[{"token_ids": [5], "prompt_token_ids": [1, 2]}]),
+    ]
+    reader = Admission([first_only(RULE)], {RULE.name: tokenizer}, KeyedHash(b"a secret for the tests alone")).reader
+    opened = [open_message(raw(record, line), MessageFormat.OPENAI)[0] for line, record in enumerate(records, 1)]
+
+    def seen(readings: Iterable[Reading]) -> list[object]:
+        return [reading.error.reason if reading.error else reading.prompt_token_ids for reading in readings]
+
+    together = seen(reader.read([(record, NO_HINTS) for record in opened]))
+    assert together == seen(reader.read([(record, NO_HINTS)])[0] for record in opened)
+    assert (together[0], together[2]) == (tuple(tokenizer.encode(texts[0])), "longer_than_context")
+    assert together[-1] == (1, 2)
 
 
 def test_the_same_name_as_session_and_as_user_gives_two_hashes() -> None:
