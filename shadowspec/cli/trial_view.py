@@ -120,7 +120,9 @@ def print_estimate(loaded: LoadedTrial, minutes: float | None) -> None:
         )
 
 
-def print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *, as_json: bool) -> None:
+def print_outcome(
+    trial: PreparedTrial, outcome: TrialOutcome, report: Path, *, is_load_assumed: bool, as_json: bool
+) -> None:
     """The verdicts, what production still needs, and the next step."""
     progress, wanted, is_whole = outcome.progress, _still_wanted(trial, outcome.decisions), outcome.ended_by == "end"
     if as_json:
@@ -143,8 +145,10 @@ def print_outcome(trial: PreparedTrial, outcome: TrialOutcome, report: Path, *, 
     part = "" if is_whole else f" ({progress.done.records_read:,} of {progress.num_records:,} records read)"
     before = f", {progress.done.requests_found:,} before" if progress.done.requests_found else ""
     measured = plural(progress.done.requests_measured, "request")
+    load = plural(trial.inputs.concurrency, "request")
     notes = (
         trial.config.dashboard.data_note or "",
+        f"Measured at {load} at once, a guess: `--load` sets production's." if is_load_assumed else "",
         "" if is_whole else REHEARSAL_NOTE,
         _for_production(trial, outcome.decisions),
     )

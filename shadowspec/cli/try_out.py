@@ -210,7 +210,7 @@ def _try_out(
     has_figures = outcome.progress.done.requests_measured + outcome.progress.done.requests_found > 0
     if has_figures:
         write_file(report, render_html(outcome.report))
-        print_outcome(trial, outcome, report, as_json=as_json)
+        print_outcome(trial, outcome, report, is_load_assumed=load is None, as_json=as_json)
     if outcome.ended_by == "interrupt":
         raise typer.Exit(ExitCode.INTERRUPTED)
     if not has_figures:
