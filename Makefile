@@ -143,6 +143,7 @@ format: $(VENV)/.installed-test,lint ## Rewrite the code in the house style
 NAME ?= decode
 EXTRAS_kernel_costs := kernels
 EXTRAS_gpu_decode := kernels
+EXTRAS_gpu_trial := kernels,test
 EXTRAS_backfill := backfill
 EXTRAS_dashboard := test
 EXTRAS_scale := test
@@ -168,8 +169,12 @@ benches: ## List the benchmarks
 	done
 
 .PHONY: bench-llm
-bench-llm: ## Measure a public language model in process, on vLLM and on llama.cpp, and write docs/research/real-model.md (ARGS="--vllm-python PATH")
+bench-llm: ## Measure a public language model on vLLM and llama.cpp, hold the verdicts against a second run, and write docs/research/real-model.md (ARGS="--vllm-python PATH")
 	@$(MAKE) --no-print-directory bench NAME=bench_llm
+
+.PHONY: gpu-trial
+gpu-trial: ## Measure everything that needs a GPU, within twelve minutes (ARGS="--small" tries it without one)
+	@$(MAKE) --no-print-directory bench NAME=gpu_trial
 
 .PHONY: bench-scale
 bench-scale: ## Measure gate, board, writer and retention at 100 million runs and 2,000 slices (hours, 150 GB; ARGS="--runs 100000" tries it)

@@ -79,7 +79,7 @@ def direct(shape: str, engine: str) -> DirectLlama:
     """The model by the compiled forward, or by that on torch, which it takes without a compiler."""
     least, llama.LEAST_COMPILED = llama.LEAST_COMPILED, sys.maxsize if engine == ON_TORCH else 0  # type: ignore[misc]
     try:
-        made = DirectLlama(random_model(SHAPES[shape], VOCABULARY, torch.device("cpu"), 0), ENGINES[engine])
+        made = DirectLlama(random_model(SHAPES[shape], VOCABULARY, torch.device("cpu")), ENGINES[engine])
     finally:
         llama.LEAST_COMPILED = least  # type: ignore[misc]
     if made.forward_name != ("direct_llama" if engine == ON_TORCH else "compiled_llama"):
@@ -311,7 +311,7 @@ def saved(shape: str, arguments: argparse.Namespace) -> Path:
     """The model's folder, with the bundled tokenizer: prompts are token ids."""
     folder: Path = arguments.folder / shape
     if not folder.exists():
-        random_model(SHAPES[shape], VOCABULARY, torch.device("cpu"), 0).save_pretrained(folder)
+        random_model(SHAPES[shape], VOCABULARY, torch.device("cpu")).save_pretrained(folder)
         load_tokenizer(str(demo.TARGET)).raw.save_pretrained(folder)
     return folder
 

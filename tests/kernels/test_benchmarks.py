@@ -34,7 +34,7 @@ def test_in_small(tmp_path: Path) -> None:
 
 @pytest.mark.all
 @pytest.mark.representative("kernel_costs")
-@pytest.mark.parametrize("script", ["kernel_costs", "gpu_decode"])
+@pytest.mark.parametrize("script", ["kernel_costs", "gpu_decode", "gpu_trial"])
 def test_without_a_gpu_it_says_so(script: str) -> None:
     ran = run(script, CUDA_VISIBLE_DEVICES="")
     assert ran.returncode == 1
@@ -60,6 +60,21 @@ def test_the_loop_in_small(tmp_path: Path) -> None:
     assert by_arm["baseline"] == {(1, 1.0), (2, 1.0)}
     assert len(by_arm["speculative"]) == 2, "every way of running accepts the same"
     assert document["kernels_ran"]["recorded, triton"].keys() == {"append", "verify"}
+
+
+@pytest.mark.all
+@pytest.mark.slow
+def test_everything_for_a_gpu_in_small(tmp_path: Path) -> None:
+    out = tmp_path / "gpu_trial.json"
+    ran = run("gpu_trial", "--small", "--out", str(out))
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(out.read_text())
+    assert [(row["part"], row["ended"]) for row in document["ended"]] == [
+        (part, "whole") for part in ("loop", "worker", "kernels")
+    ]
+    assert document["parts"]["worker"]["num_requests"] > 0
+    assert document["parts"]["worker"]["num_failed"] == 0
+    assert "passed" in document["parts"]["kernels"]["tests"]
 
 
 @pytest.mark.all
