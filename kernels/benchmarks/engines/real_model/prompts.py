@@ -11,7 +11,7 @@ from typing import Any, Final
 
 PROMPTS: Final = Path(__file__).parent / "prompts.jsonl"
 CLASSES: Final = ("code", "maths", "chat", "edit")
-MEASURED, TRAINING = "measured", "training"
+MEASURED: Final = "measured"  # the part of the prompts that validations take
 LABEL: Final = "class"
 ENDPOINT: Final = "smollm2"
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -47,6 +47,26 @@ def read_prompts(path: Path, part: str, number: int) -> list[Prompt]:
     return [entries[place] for place in range(longest) for entries in by_class.values() if place < len(entries)]
 
 
+def two_halves(path: Path, number: int) -> tuple[list[Prompt], list[Prompt]]:
+    """So many prompts of every class for a first run, and as many others for a second; the classes in turn.
+
+    Raises:
+        SystemExit: a class has too few.
+    """
+    rows = [Prompt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    halves: tuple[list[list[Prompt]], list[list[Prompt]]] = [], []
+    for name in CLASSES:
+        of_class = [row for row in rows if row.prompt_class == name]
+        if len(of_class) < 2 * number:
+            raise SystemExit(
+                f"{path} holds {len(of_class)} prompts of the class {name}, and two runs need {2 * number}"
+            )
+        for half, first in zip(halves, (0, 1), strict=True):
+            half.append(of_class[first::2][:number])
+    first_half, second_half = ([prompt for turn in zip(*half, strict=True) for prompt in turn] for half in halves)
+    return first_half, second_half
+
+
 def tokenised(path: Path, number: int, target: Path) -> list[tuple[str, tuple[int, ...]]]:
     """Class and token ids of measured prompts, as chats, as many of each class, so that there are `number` at least."""
     from shadowspec.engine.tokenizer import load_tokenizer  # which loads transformers
@@ -59,12 +79,10 @@ def tokenised(path: Path, number: int, target: Path) -> list[tuple[str, tuple[in
     ]
 
 
-def record(
-    prompt: Prompt, number: int, max_tokens: int, output: Sequence[int] | None = None, text: str = ""
-) -> dict[str, Any]:
-    """A mirrored chat request at temperature 0, a session of its own; with an output, its answer too."""
-    body: dict[str, Any] = {
-        "timestamp": (START + timedelta(seconds=number)).isoformat(),
+def record(prompt: Prompt, hour: int, max_tokens: int) -> dict[str, Any]:
+    """A mirrored chat request at temperature 0, a session of its own."""
+    return {
+        "timestamp": (START + timedelta(hours=hour)).isoformat(),
         "path": "/v1/chat/completions",
         "session_id": prompt.source,
         "request_id": prompt.source,
@@ -74,12 +92,6 @@ def record(
             "temperature": 0.0, "max_tokens": max_tokens,
         },
     }  # fmt: skip
-    if output is None:
-        return body
-    finish = "length" if len(output) == max_tokens else "stop"
-    message = {"role": "assistant", "content": text}
-    choice = {"index": 0, "message": message, "finish_reason": finish, "token_ids": list(output)}
-    return body | {"response": {"model": ENDPOINT, "choices": [choice], "usage": {"completion_tokens": len(output)}}}
 
 
 def write_records(path: Path, records: Sequence[dict[str, Any]]) -> None:
