@@ -41,6 +41,14 @@ def test_a_deployment_at_the_margin_is_rarely_accepted() -> None:
     assert sum(decision.reason_code == "may_replace" for decision in looks) <= 2  # alpha is 5%
 
 
+def test_total_time_has_the_margin_too() -> None:
+    """Else a deployment that is slower by less than the margin would be refused once that is proven."""
+    decision = look(evidence_of(draw_runs(6000, speedup=0.97)), UPGRADE)
+    total_time = result(decision, "total_time")
+    assert (decision.reason_code, total_time.threshold) == ("may_replace", pytest.approx(0.95)), decision.reason
+    assert result(look(evidence_of(draw_runs(400))), "total_time").threshold == 1.0
+
+
 def test_the_next_look_judges_again() -> None:
     first = look(evidence_of(draw_runs(800, speedup=1.0)), UPGRADE)
     assert first.reason_code == "may_replace"

@@ -352,7 +352,7 @@ def _judge(
         if waiting or restarts:
             return _dependent(required, waiting, restarts)
         if by_name["total_time"].outcome == "fail":
-            return _hold(ReasonCode.COSTLIER, reasons.failed_limit(by_name["total_time"], ReasonCode.COSTLIER))
+            return _hold(ReasonCode.COSTLIER, reasons.costlier(by_name["total_time"], is_upgrade=policy.is_upgrade))
         if (carried := _carry_over(by_name["speedup"], policy)) is not None:
             return _hold(ReasonCode.CARRY_OVER, carried)
         if (missing := short_span(evidence, policy)) is not None and not policy.recording_only:

@@ -585,6 +585,12 @@ def failed_limit(test: TestResult, code: ReasonCode) -> str:
     return f"{_must_be(test)} {_FAILED[code]}"
 
 
+def costlier(total_time: TestResult, *, is_upgrade: bool) -> str:
+    """More time in total, of a HOLD although the speedup passes."""
+    step = of_upgrade(is_passed=False) if is_upgrade else _FAILED[ReasonCode.COSTLIER]
+    return f"{_must_be(total_time)} {step}"
+
+
 def slices_prove(lower: float | None, limit: float) -> str:
     """The speedup that the bounds of the slices prove under the current mix."""
     proven = "no speedup" if lower is None else f"a speedup of {times(lower)}"
