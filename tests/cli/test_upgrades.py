@@ -99,7 +99,7 @@ def test_a_new_version_of_equal_speed_may_replace_the_old_one_and_is_no_enable(
     assert done.code == 0, done.err
     text = " ".join(done.out.split())
     assert text.startswith("REPLACE letters: next may replace the deployment that serves")
-    assert "now vllm/0.32.0 serves, and vllm/0.33.0 may replace it" in text.lower()
+    assert "the deployment that serves runs vllm/0.32.0, the other one vllm/0.33.0" in text.lower()
     assert "ENABLE" not in text
     document = workspace.run("check", "--endpoint", "letters", "--upgrade", "--json").document
     assert (document["outcome"], document["is_upgrade"], document["exit_code"]) == ("REPLACE", True, 0)

@@ -86,7 +86,8 @@ def upgrade_decisions(
 
 def upgrade_remarks(config: FingerprintedConfig) -> tuple[str, ...]:
     """Both deployments, and the facts in which they differ."""
-    engines = f"now {config.details.get('baseline_engine', 'unknown')} serves, and {config.engine} may replace it"
+    serving = config.details.get("baseline_engine", "unknown")
+    engines = f"the deployment that serves runs {serving}, the other one {config.engine}"
     facts = ", ".join(difference.text for difference in differing_facts(config.details))
     return (engines, *([f"the deployments differ in {facts}"] if facts else []))
 
