@@ -233,6 +233,12 @@ def _agreed_map(error: UnknownFormatError) -> FieldMap:
     if error.proposal is None or not sys.stdin.isatty():
         raise error
     notes.print(str(error), markup=False, highlight=False, soft_wrap=True)
-    if not typer.confirm(f"Read it with --map {error.proposal}?", default=True, err=True):
+    try:
+        is_agreed = typer.confirm(f"Read it with --map {error.proposal}?", default=True, err=True)
+    except typer.Abort as abort:
+        if isinstance(abort.__context__, EOFError):  # nobody is there to answer
+            raise error from None
+        raise
+    if not is_agreed:
         raise error
     return error.proposal

@@ -130,8 +130,9 @@ def test_a_proposed_map_is_used_if_the_user_agrees(unknown_log: list[str], typed
     assert (code, NO_SERVER in written) == (ExitCode.UNAVAILABLE, True), "the file is read, and the servers are next"
 
 
-def test_a_proposed_map_is_not_used_if_the_user_declines(unknown_log: list[str]) -> None:
-    code, written = answered_at_terminal(*unknown_log, typed="n\n", columns=200)
+@pytest.mark.parametrize("typed", ["n\n", "\x04"])  # the second is the end of the input
+def test_a_proposed_map_is_not_used_if_the_user_declines(unknown_log: list[str], typed: str) -> None:
+    code, written = answered_at_terminal(*unknown_log, typed=typed, columns=200)
     assert (code, "no record is among the first 1 line (unknown_format: 1)" in written) == (ExitCode.NO_DATA, True)
     assert NO_SERVER not in written
     assert "Hello" not in written

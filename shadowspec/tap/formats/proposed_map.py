@@ -40,7 +40,7 @@ _ANSWERS: Final = ("response", "response_body", "answer", "output", "completion"
 _ID: Final = r"(_?(id|key|uuid|hash))?"
 # Well-known names, in lower case with underscores.
 _NAMES: Final[Mapping[str, re.Pattern[str]]] = {
-    "session": re.compile(rf"(x_)?((session|conversation|thread){_ID}|chat_?(id|key|uuid|hash))"),
+    "session": re.compile(rf"(x_)?((session|conversation|conv|dialog|thread){_ID}|chat_?(id|key|uuid|hash))"),
     "user": re.compile(rf"(x_)?((end_?)?user|account|acct|customer){_ID}"),
 }
 

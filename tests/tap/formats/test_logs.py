@@ -411,6 +411,8 @@ FOREIGN = {"recv_ms": 1_796_000_001_657, "acct": "u0", "upstream_payload": body(
          "request=upstream_payload,time=/call/t,user=acct,response=upstream_reply"),
         ({"recv_ms": 1657, "acct": "-", "upstream_reply": {"status": "ok"}, "user_agent": "curl"},
          "request=upstream_payload"),
+        ({"acct": None, "conv": "c0"},
+         "request=upstream_payload,time=recv_ms,session=conv,response=upstream_reply"),
         ({"recv_ms": 1_296_000_001, "acct": "", "code": "20261129"},
          "request=upstream_payload,response=upstream_reply"),
     ],
