@@ -163,9 +163,9 @@ REASONS: Final[Mapping[ReasonCode, ReasonText]] = {
         "More traffic does not help. The settings are `indifference` and `max_clusters`.",
     ),
     ReasonCode.FUTILE: ReasonText(
-        "At 95%, over all looks, a test that may disable misses its limit.",
+        "It is 95% sure, however often one looks, that a test will not reach its limit.",
         "try another candidate: the worker measures this one at `min_rate`",
-        "At most 5% of hypotheses within their limits are called so.",
+        "Of those that would reach it, at most 5% end so.",
     ),
     ReasonCode.OTHER_ENGINE: ReasonText(
         "Latency was measured on another engine than the one that serves.",
