@@ -79,7 +79,7 @@ EARLY = {
     },
     "first": {
         "": ("HOLD", "Next: Send traffic", "Still needed: at least 17 more sessions"),
-        "evidence": ("start the tests have closed. Send 17 more sessions", "no data yet", "no bounds yet"),
+        "evidence": ("Still needed: at least 17 more sessions", "no data yet", "no bounds yet"),
         "loads": ("No speedup yet",),
     },
 }
