@@ -3,9 +3,8 @@
     make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server"
 
 SmolLM2-135M-Instruct is dequantised to float32, and its draft is the target without three of 30 layers, so that it is
-nearly as dear as the target.  Every candidate is measured twice by `shadowspec run`,
-`gate` and `report`, on prompts of four classes: sessions that decide, then as many others, whose figures are the truth
-that the verdict is held against.
+nearly as dear as the target.  Every candidate is measured twice by `shadowspec run`, `gate` and `report`, on prompts of
+four classes: sessions that decide, then as many others, whose figures are the truth that the verdict is held against.
 
 Nothing else may run meanwhile: a run begins once the machine's load average is below `--max-load`, and ends with an
 error where it stays above.  Engines whose program is not given are left out, and the page says so.  Models and runs lie

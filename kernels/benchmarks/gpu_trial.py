@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,7 +55,7 @@ def worker(run: Run, folder: Path, found: Found, *, is_small: bool) -> None:
     device, number = ("cpu", 24) if is_small else ("cuda", NUM_RECORDS)
     records = (record for record in answered() if record["request"]["model"] == demo.SERVED_MODELS[ENDPOINT])
     traffic, config = folder / "traffic.jsonl", folder / "shadowspec.toml"
-    traffic.write_text("".join(json.dumps(record) + "\n" for _, record in zip(range(number), records, strict=False)))
+    traffic.write_text("".join(json.dumps(record) + "\n" for record in islice(records, number)), encoding="utf-8")
     text = configuration("gpu-trial.toml").format(
         folder=folder, device=device, passes="dynamic" if is_small else "graphs", endpoint=ENDPOINT,
         model=demo.SERVED_MODELS[ENDPOINT], target=demo.TARGET, draft=demo.DRAFT, depth=DEPTH,

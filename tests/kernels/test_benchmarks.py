@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,12 +21,18 @@ def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedP
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
 
 
+def results(folder: Path, script: str, *arguments: str) -> dict[str, Any]:
+    """What a benchmark writes that ends well."""
+    out = folder / f"{script}.json"
+    ran = run(script, *arguments, "--out", str(out))
+    assert ran.returncode == 0, ran.stderr
+    document: dict[str, Any] = json.loads(out.read_text())
+    return document
+
+
 @pytest.mark.all
 def test_in_small(tmp_path: Path) -> None:
-    out = tmp_path / "kernels.json"
-    ran = run("kernel_costs", "--small", "--out", str(out))
-    assert ran.returncode == 0, ran.stderr
-    document = json.loads(out.read_text())
+    document = results(tmp_path, "kernel_costs", "--small")
     assert len(document["verification"]) == 6
     assert all(row["rows_equal"] == row["rows"] and row["triton_ms"] > 0.0 for row in document["verification"])
     assert all(row["largest_difference"] < 1e-4 for row in document["scoring"])
@@ -44,10 +51,7 @@ def test_without_a_gpu_it_says_so(script: str) -> None:
 @pytest.mark.all
 @pytest.mark.slow
 def test_the_loop_in_small(tmp_path: Path) -> None:
-    out = tmp_path / "gpu_decode.json"
-    ran = run("gpu_decode", "--small", "--out", str(out))
-    assert ran.returncode == 0, ran.stderr
-    document = json.loads(out.read_text())
+    document = results(tmp_path, "gpu_decode", "--small")
     assert document["is_small"]
     assert len(document["rates"]) == 3 + 3 * 2 * 2
     assert all(row["tokens_per_second"] > 0.0 for row in document["rates"])
@@ -65,10 +69,7 @@ def test_the_loop_in_small(tmp_path: Path) -> None:
 @pytest.mark.all
 @pytest.mark.slow
 def test_everything_for_a_gpu_in_small(tmp_path: Path) -> None:
-    out = tmp_path / "gpu_trial.json"
-    ran = run("gpu_trial", "--small", "--out", str(out))
-    assert ran.returncode == 0, ran.stderr
-    document = json.loads(out.read_text())
+    document = results(tmp_path, "gpu_trial", "--small")
     assert [(row["part"], row["ended"]) for row in document["ended"]] == [
         (part, "whole") for part in ("loop", "worker", "kernels")
     ]
@@ -80,10 +81,7 @@ def test_everything_for_a_gpu_in_small(tmp_path: Path) -> None:
 @pytest.mark.all
 @pytest.mark.slow
 def test_steps_on_a_cpu_in_small(tmp_path: Path) -> None:
-    out = tmp_path / "llm_cpu.json"
-    ran = run("llm_cpu", "--shapes", "small", "--rounds", "1", "--output", "4", "--out", str(out))
-    assert ran.returncode == 0, ran.stderr
-    document = json.loads(out.read_text())
+    document = results(tmp_path, "llm_cpu", "--shapes", "small", "--rounds", "1", "--output", "4")
     (found,) = document["results"]
     assert {"step to floor", "pass of 5 to step", "tokens/s at 8, compiled to torch"} < found["ratios"].keys()
     memory = {each["forward"]: each for each in found["memory"]}

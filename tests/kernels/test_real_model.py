@@ -20,7 +20,7 @@ from kernels.benchmarks.engines.real_model.prompts import (
     CLASSES,
     MEASURED,
     PROMPTS,
-    Prompt,
+    every_prompt,
     read_prompts,
     two_halves,
 )
@@ -31,10 +31,6 @@ from shadowspec.engine.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "kernels" / "benchmarks" / "results" / "real_model.json"
-
-
-def prompts() -> list[Prompt]:
-    return [Prompt(**json.loads(line)) for line in PROMPTS.read_text(encoding="utf-8").splitlines()]
 
 
 def test_no_session_is_in_both_runs() -> None:
@@ -58,7 +54,9 @@ def test_a_part_of_the_prompts_has_all_classes() -> None:
 
 def test_prompts_without_a_class_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(each.line() for each in prompts() if each.prompt_class != "edit"), encoding="utf-8")
+    path.write_text(
+        "".join(each.line() for each in every_prompt(PROMPTS) if each.prompt_class != "edit"), encoding="utf-8"
+    )
     with pytest.raises(SystemExit, match="holds no measured prompt of the class edit"):
         read_prompts(path, MEASURED, 6)
 

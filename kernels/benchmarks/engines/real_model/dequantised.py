@@ -32,14 +32,14 @@ def model_folder(folder: Path) -> Path:
 
 def make_pair(folder: Path) -> None:
     """The model and a draft (the model `shortened`), each as a folder and as a GGUF file beside it."""
-    from kernels.benchmarks.engines.real_model.shortened import shorten  # which loads torch
+    from kernels.benchmarks.engines.real_model.shortened import LEFT_OUT, shorten  # which loads torch
 
     target, draft = model_folder(folder), folder / DRAFT
     if not (draft / "config.json").exists():
         shorten(target, draft)
-    for made in (target, draft):
+    for made, left_out in ((target, ()), (draft, LEFT_OUT)):
         if not (file := made.with_suffix(".gguf")).exists():
-            _in_own_process("--gguf", _packages(folder), file)
+            _in_own_process("--gguf", _packages(folder), file, *map(str, left_out))
 
 
 def convert(packages: Path, out: Path) -> None:
@@ -103,9 +103,9 @@ def _packages(folder: Path) -> Path:
     return packages
 
 
-def _in_own_process(option: str, packages: Path, out: Path) -> None:
+def _in_own_process(option: str, packages: Path, out: Path, *more: str) -> None:
     """In a process of its own, whose import path alone has those packages."""
-    subprocess.run([sys.executable, __file__, option, str(packages), str(out)], check=True)  # noqa: S603 this file
+    subprocess.run([sys.executable, __file__, option, str(packages), str(out), *more], check=True)  # noqa: S603 this file
 
 
 def main() -> None:
@@ -113,11 +113,7 @@ def main() -> None:
     if sys.argv[1] == "--convert":
         convert(Path(sys.argv[2]), Path(sys.argv[3]))
     elif sys.argv[1] == "--gguf":
-        sys.path.append(str(Path(__file__).parents[4]))
-        from kernels.benchmarks.engines.real_model.shortened import LEFT_OUT
-
-        out = Path(sys.argv[3])
-        write_gguf(Path(sys.argv[2]), out, LEFT_OUT if out.stem == DRAFT else ())
+        write_gguf(Path(sys.argv[2]), Path(sys.argv[3]), set(map(int, sys.argv[4:])))
     else:
         print(model_folder(Path(sys.argv[1])))
 

@@ -31,13 +31,18 @@ class Prompt:
         return json.dumps(asdict(self), ensure_ascii=False) + "\n"
 
 
+def every_prompt(path: Path) -> list[Prompt]:
+    """All prompts of a file, in its order."""
+    return [Prompt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
 def read_prompts(path: Path, part: str, number: int) -> list[Prompt]:
     """So many prompts of every class at most, the classes in turn, so that a part of them has all classes.
 
     Raises:
         SystemExit: a class has none.
     """
-    rows = [Prompt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = every_prompt(path)
     by_class = {
         name: [row for row in rows if (row.part, row.prompt_class) == (part, name)][:number] for name in CLASSES
     }
@@ -53,7 +58,7 @@ def two_halves(path: Path, number: int) -> tuple[list[Prompt], list[Prompt]]:
     Raises:
         SystemExit: a class has too few.
     """
-    rows = [Prompt(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = every_prompt(path)
     halves: tuple[list[list[Prompt]], list[list[Prompt]]] = [], []
     for name in CLASSES:
         of_class = [row for row in rows if row.prompt_class == name]
