@@ -53,7 +53,7 @@ def test_costs_are_told_written_and_kept(served: Workspace) -> None:
         (each["concurrency"], each["num_speculative_tokens"], each["context"]) for each in profile_document["points"]
     } == {(2, depth, context) for depth in (0, 3) for context in (4, 40)}
     for each in profile_document["points"]:
-        assert each["step_ms"] >= 2.0
+        assert each["step_ms"] > 0.0
         assert each["step_error_ms"] >= 0.0
     assert profile_document["num_same_outputs"] == profile_document["num_compared_outputs"] > 0
     assert [each["mean_acceptance_length"] for each in profile_document["acceptance"]] == [

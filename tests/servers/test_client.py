@@ -224,21 +224,23 @@ def test_what_is_sent_anew_counts_once(server: FakeServer, monkeypatch: pytest.M
     """Of the first attempt only its time is kept, and its prompt is in no cache of ours."""
     monkeypatch.setattr("shadowspec.servers.client.FIRST_RETRY_S", 0.3)
     server.script.append(first)
+    began = time.perf_counter()
     answer = ask(settings(server.url))
+    took_s = time.perf_counter() - began
     assert answer.num_attempts == len(server.bodies) == 2
     assert answer.token_ids == tuple(server.output(server.bodies[1]))
-    assert answer.last_token_s - answer.sent_s < 0.25
     assert answer.waited_s > 0.25
+    assert answer.waited_s + answer.last_token_s - answer.sent_s <= took_s, "the wait is in one of the two only"
     assert server.bodies[0]["cache_salt"] != server.bodies[1]["cache_salt"]
 
 
 def test_a_server_that_asks_for_time_is_given_it(server: FakeServer) -> None:
     server.script.append(status(429, "retry-after: 1\r\n"))
-    began = time.monotonic()
+    began = time.perf_counter()
     answer = ask(settings(server.url))
-    assert time.monotonic() - began >= 1.0
+    took_s = time.perf_counter() - began
     assert answer.waited_s >= 1.0
-    assert answer.last_token_s - answer.sent_s < 0.5
+    assert answer.waited_s + answer.last_token_s - answer.sent_s <= took_s
 
 
 def twice_done(events: list[Any]) -> list[Any]:

@@ -33,6 +33,7 @@ from shadowspec.types import (
 )
 from tests.builders.llamacpp_fields import COMPARED
 from tests.builders.server_blocks import COLD, block, prompt, sampled, settings, told_score
+from tests.builders.step_clock import time_by_steps
 from tests.identities import check_identities
 from tests.servers.fake_llamacpp import FakeLlamaCpp, stepwise
 from tests.servers.fake_server import after, running
@@ -422,15 +423,24 @@ def test_counts_that_contradict_themselves_are_no_steps(progress: list[tuple[int
 # What a step costs.
 
 
-def test_profiles_count_steps_by_what_answers_say() -> None:
-    base_s, spec_s = 0.004, 0.008
-    pair = FakeLlamaCpp(step_s=base_s), FakeLlamaCpp(3, step_s=spec_s)
+def test_profiles_count_steps_by_what_answers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = FakeLlamaCpp(step_s=0.0), FakeLlamaCpp(3, step_s=0.0)
     grid = ServerGrid(loads=(2,), contexts=(4,), rounds=2)
     for server in pair:
         server.script.extend([stepwise] * 1_000)
+    asked = pair[1].steps
+    time_by_steps(
+        monkeypatch,
+        0.004,
+        0.008,
+        lambda request, _: (
+            len(asked({"prompt": request.prompt_token_ids, "n_predict": request.sampling.max_tokens})) - 1
+        ),
+    )
     with running(*pair):
         found = profile_servers(settings(pair), COMPARED, grid, vocab_size=50, requests_per_slot=4, default_sampling={})
     (place,) = found.places
-    assert 1e3 * base_s < place.baseline.other_ms < place.speculative.other_ms
+    assert place.baseline.other_ms == pytest.approx(4.0)
+    assert place.speculative.other_ms == pytest.approx(8.0)
     assert place.mean_acceptance_length == pytest.approx(2.5, abs=0.3)
     assert found.num_compared == found.num_same > 0

@@ -108,7 +108,7 @@ def test_hits_that_speculation_loses_are_seen(servers: tuple[FakeServer, FakeSer
     for run in runs[3::4]:
         assert run.baseline is not None
         assert run.speculative is not None
-        assert run.speculative.prefill_ms - run.baseline.prefill_ms > 20.0, "24 tokens at 2 ms each were computed again"
+        assert run.speculative.prefill_ms >= 2.0 * 24, "24 tokens at 2 ms each were computed again"
 
 
 def test_a_turn_that_was_sent_again_finds_the_turns_before_it(servers: tuple[FakeServer, FakeServer]) -> None:
