@@ -8,10 +8,12 @@ import pytest
 from rich.cells import cell_len
 
 from shadowspec.gate.policy import DAY_S
+from shadowspec.gate.verdict.figure_texts import figures_text, interval_text
 from shadowspec.gate.verdict.reasons import REASONS
 from shadowspec.reports.content.endpoint_rows import decision_row, endpoint_rows
 from shadowspec.reports.content.screen_rows import FirstScreen, evidence_text
 from shadowspec.reports.render.first_screen import MAX_LINES, draw_screen
+from shadowspec.text import times
 from shadowspec.types import Decision, EvidenceSummary, OverriddenVerdict, ReasonCode, SliceCounts, TestResult, Verdict
 from tests.builders.board_values import decision
 
@@ -189,3 +191,18 @@ def test_limits_that_differ_between_endpoints_are_not_shown_as_one() -> None:
     lines = drawn(screen_of(held(), strict))
     assert "above 1.05" not in lines[1]
     assert "above 40.0%" in lines[1]
+
+
+def test_a_mean_of_clipped_requests_says_so_on_every_row_and_below() -> None:
+    """The clip of 0.334 shows a speedup of 0.45x as 0.72x."""
+    far = replace(SPEEDUP, estimate=0.716, lower=0.716, upper=0.799, figures={"clipped_share": 0.6})
+    few = replace(far, figures={"clipped_share": 0.2})
+    screen = screen_of(replace(held(), tests=(far, ACCEPTANCE, TAIL)))
+    lines = drawn(screen)
+    assert "0.72\u00d7 [0.72, 0.80] clipped" in lines[2]
+    said = " ".join(" ".join(lines).split())
+    assert "Clipped: a quarter of the requests or more lie beyond the largest ratio that counts" in said
+    assert figures_text(far) == "0.72\u00d7 [0.72\u00d7, 0.80\u00d7] clipped"
+    assert interval_text(far, times) == figures_text(far)
+    assert "lipped" not in " ".join(drawn(screen_of(replace(held(), tests=(few, ACCEPTANCE, TAIL)))))
+    assert figures_text(few) == "0.72\u00d7 [0.72\u00d7, 0.80\u00d7]"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shadowspec.gate.policy import DAY_S
-from shadowspec.gate.verdict.figure_texts import limit_text
+from shadowspec.gate.verdict.figure_texts import CLIPPED_NOTE, clip_mark, limit_text
 from shadowspec.gate.verdict.reasons import without_scope
 from shadowspec.reports.content.content_blocks import Cell, Column, Table, table
 from shadowspec.rollout.check.answer import WORST_FIRST, Answer, Finding, Role
@@ -63,6 +63,12 @@ class FirstScreen:
         """The limits of the columns where all rows have the same, else ""."""
         columns = [{row.limits[place] for row in self.rows if row.limits[place]} for place in range(len(TESTS))]
         return tuple(column.pop() if len(column) == 1 else "" for column in columns)
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The lines below the rows, with what a word in a row means."""
+        is_clipped = any(clip_mark(test) for row in self.rows for test in row.tests)
+        return (*self.notes, *([CLIPPED_NOTE] if is_clipped else []))
 
 
 NOTHING: Final = ((DASH, DASH, DASH), ("", "", ""))
@@ -114,7 +120,8 @@ def _finding_row(answer: Answer, finding: Finding) -> ScreenRow:
         return ScreenRow(name, title, outcome, tone, *NOTHING, "", action, action, urgency)
     row = row_of(decision, title, outcome, tone=tone, action=action, step=action, urgency=urgency)
     bounds = finding.speedup  # over the loads
-    speedup = DASH if bounds is None else _interval(bounds.estimate, bounds.lower, bounds.upper)
+    mark = clip_mark(decision.find_test("speedup"))
+    speedup = DASH if bounds is None else _interval(bounds.estimate, bounds.lower, bounds.upper) + mark
     return replace(row, figures=(speedup, *row.figures[1:]))
 
 
@@ -201,7 +208,7 @@ def count_verdicts(rows: Collection[ScreenRow]) -> str:
 def _times(test: TestResult | None) -> str:
     if test is None or test.estimate is None:
         return DASH
-    return _interval(test.estimate, test.lower, test.upper)
+    return _interval(test.estimate, test.lower, test.upper) + clip_mark(test)
 
 
 def _interval(estimate: float | None, lower: float | None, upper: float | None) -> str:

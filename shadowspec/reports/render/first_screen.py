@@ -69,7 +69,7 @@ def _draw(screen: FirstScreen, form: Form, rows: Sequence[ScreenRow], width: int
         hidden = screen.rows[len(rows) :]
         rest = f"{plural(len(hidden), f'more {screen.of_rows}')} not shown: {count_verdicts(hidden)}."
         lines += [Text(""), *_wrapped(rest, width, style="bold")]
-    below = [line for note in (*screen.notes, screen.more) for line in _wrapped(note, width, style="dim")]
+    below = [line for note in (*screen.all_notes, screen.more) for line in _wrapped(note, width, style="dim")]
     return [*lines, *([Text("")] if below else []), *below]
 
 
