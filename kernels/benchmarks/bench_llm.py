@@ -1,15 +1,16 @@
 """Verdicts on a public language model through vLLM's and llama.cpp's servers, each beside a second run's truth.
 
-    make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server"
+    make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server [--weights Q8_0]"
 
 SmolLM2-135M-Instruct is dequantised to float32, and its draft is the target without three of 30 layers, so that it is
-nearly as dear as the target.  Every candidate is measured twice by `shadowspec run`, `gate` and `report`, on prompts of
-four classes: sessions that decide, then as many others, whose figures are the truth that the verdict is held against.
+nearly as dear as the target.  With `--weights Q8_0` llama.cpp serves both in 8 bits.  Every candidate is measured twice
+by `shadowspec run`, `gate` and `report`, on prompts of four classes: sessions that decide, then as many others, whose
+figures are the truth that the verdict is held against.
 
 Nothing else may run meanwhile: a run begins once the machine's load average is below `--max-load`, and ends with an
-error where it stays above.  Engines whose program is not given are left out, and the page says so.  Models and runs lie
-in `--folder`; what is done is not done again.  At the end, and with `--page` alone, results and
-docs/research/real-model.md are written.
+error where it stays above.  Models and runs lie in `--folder`; what is done is not done again.  A sitting is what was
+measured of one engine with one kind of weights: it replaces that of the committed results, and the others stay.  At the
+end, and with `--page` alone, results and docs/research/real-model.md are written.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from rich.console import Console
 
 from kernels.benchmarks.engines.llamacpp.servers import Binary
 from kernels.benchmarks.engines.pair import Pair
-from kernels.benchmarks.engines.real_model.dequantised import make_pair
+from kernels.benchmarks.engines.real_model.dequantised import FLOAT32, WEIGHTS, gguf_of, make_pair
 from kernels.benchmarks.engines.real_model.engines import (
     LLAMACPP,
     VLLM,
@@ -66,6 +67,7 @@ class Bench:
     environment: Environment | None  # of vLLM
     llama_server: Path | None
     threads: int  # of llama.cpp
+    weights: str  # of llama.cpp
 
     @property
     def pair(self) -> Pair:
@@ -76,18 +78,20 @@ class Bench:
         given = {VLLM: self.environment, LLAMACPP: self.llama_server}
         return [engine for engine, program in given.items() if program is not None]
 
+    def weights_of(self, engine: str) -> str:
+        """vLLM's are those of the folder."""
+        return self.weights if engine == LLAMACPP else FLOAT32
+
     def run_folder(self, engine: str, way: MeasuredWay, run: str) -> Path:
         """Of one run."""
-        return self.folder / "runs" / f"{engine}-{way.name}-{run}"
+        return self.folder / "runs" / f"{engine}-{self.weights_of(engine)}-{way.name}-{run}"
+
+    def is_done(self, engine: str, way: MeasuredWay) -> bool:
+        return all(report_of(self.run_folder(engine, way, run)).exists() for run in RUNS)
 
     def waiting(self) -> list[tuple[str, MeasuredWay]]:
         """Engine and candidate of what is not done."""
-        return [
-            (engine, way)
-            for engine in self.engines
-            for way in WAYS
-            if not all(report_of(self.run_folder(engine, way, run)).exists() for run in RUNS)
-        ]
+        return [(engine, way) for engine in self.engines for way in WAYS if not self.is_done(engine, way)]
 
     def servers(self, engine: str, way: MeasuredWay) -> AbstractContextManager[str]:
         """Both servers of a candidate; gives the section of the configuration that names them."""
@@ -96,7 +100,7 @@ class Bench:
             assert self.environment is not None
             return vllm_servers(self.environment, self.pair, way, logs)
         assert self.llama_server is not None
-        target, draft = (model.with_suffix(".gguf") for model in (self.pair.target, self.pair.draft))
+        target, draft = (gguf_of(model, self.weights) for model in (self.pair.target, self.pair.draft))
         return llama_servers(Binary(self.llama_server, target, draft, self.threads), way, logs)
 
 
@@ -190,31 +194,37 @@ def report_of(folder: Path) -> Path:
     return folder / "report.json"
 
 
-def document(bench: Bench, note: str) -> dict[str, Any]:
-    """Everything that was found so far."""
-    found, missing = [], []
-    for engine in (VLLM, LLAMACPP):
-        for way in WAYS:
-            folders = [bench.run_folder(engine, way, run) for run in RUNS]
-            if all(report_of(folder).exists() for folder in folders):
-                found += cells(engine, *folders)
-            else:
-                missing.append(f"{engine}: {way.name}.")
-    parts = read_parts(bench)
+def sitting(bench: Bench, engine: str, note: str) -> dict[str, Any] | None:
+    """Everything that was found on an engine so far; None: nothing was."""
+    done = [way for way in WAYS if bench.is_done(engine, way)]
+    folders = {way: [bench.run_folder(engine, way, run) for run in RUNS] for way in done}
+    names = {folder.name for of_way in folders.values() for folder in of_way}
+    parts = [part for part in read_parts(bench) if part["part"] in names]
+    if not done:
+        return None
     return {
-        "model": "SmolLM2-135M-Instruct",
+        "engine": engine,
+        "weights": bench.weights_of(engine),
         "requests_per_class": bench.requests,
         "max_tokens": bench.max_tokens,
         "max_load": bench.max_load,
         "machine": engine_machine(),
         "parts": parts,
         "highest_load": max((load for part in parts for load in part["loads"]), default=0.0),
-        "not_run": missing,
-        "level": LEVEL,
+        "not_run": [way.name for way in WAYS if way not in done],
         "note": note,
-        "vllm_options": "" if bench.environment is None else " ".join(bench.environment.flags),
-        "cells": [asdict(cell) for cell in found],
+        "options": " ".join(bench.environment.flags) if engine == VLLM and bench.environment is not None else "",
+        "cells": [asdict(cell) for of_way in folders.values() for cell in cells(*of_way)],
     }
+
+
+def document(bench: Bench, note: str, committed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sittings of these engines in place of the committed ones, beside those of other engines and weights."""
+    every = {(each["engine"], each["weights"]): each for each in committed}
+    for engine in bench.engines:
+        if (found := sitting(bench, engine, note)) is not None:
+            every[engine, bench.weights_of(engine)] = found
+    return {"model": "SmolLM2-135M-Instruct", "level": LEVEL, "sittings": list(every.values())}
 
 
 def main(arguments_given: Sequence[str] | None = None) -> None:
@@ -231,6 +241,9 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
     parser.add_argument(
+        "--weights", choices=WEIGHTS, default=FLOAT32, help="of llama.cpp's models (default: %(default)s)"
+    )
+    parser.add_argument(
         "--page", action="store_true", help="write the page of the committed results, and measure nothing"
     )
     parser.add_argument("--note", default="", help="a sentence about what else the machine did")
@@ -241,9 +254,10 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
     bench = bench_of(given)
-    make_pair(bench.folder)
+    make_pair(bench.folder, bench.weights)
     measure(bench)
-    results = document(bench, given.note)
+    committed = json.loads(given.out.read_text(encoding="utf-8"))["sittings"] if given.out.exists() else []
+    results = document(bench, given.note, committed)
     write(given.out, results)
     write_page(results, given.docs)
 
@@ -261,6 +275,7 @@ def bench_of(given: argparse.Namespace) -> Bench:
         environment=None if given.vllm_python is None else Environment.of(given),
         llama_server=given.llama_server,
         threads=given.threads,
+        weights=given.weights,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kernels.benchmarks import bench_llm
+from kernels.benchmarks.engines.real_model.engines import LLAMACPP, WAYS
 from kernels.benchmarks.engines.real_model.page import PAGE, PICTURE, page, write_page
 from kernels.benchmarks.engines.real_model.prompts import (
     CLASSES,
@@ -24,7 +25,7 @@ from kernels.benchmarks.engines.real_model.prompts import (
     read_prompts,
     two_halves,
 )
-from kernels.benchmarks.engines.real_model.results import cells
+from kernels.benchmarks.engines.real_model.results import RUNS, cells
 from kernels.benchmarks.engines.real_model.shortened import shorten
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
@@ -73,11 +74,6 @@ def test_a_draft_without_training_is_the_target_but_for_some_layers(tmp_path: Pa
     assert prompt == load_tokenizer(str(demo.TARGET)).encode("a text")
 
 
-def test_what_else_was_set_is_on_the_page() -> None:
-    document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    assert "vLLM's servers ran with `--enforce-eager`" in page(document | {"vllm_options": "--enforce-eager"})
-
-
 def ran(folder: Path, verdict: str, figures: Mapping[str, float]) -> None:
     """A run as the product leaves it, with these estimates of the tests."""
     thresholds = {"speedup": 1.05, "acceptance": 0.4, "tail": 0.1}
@@ -89,7 +85,7 @@ def ran(folder: Path, verdict: str, figures: Mapping[str, float]) -> None:
         "slice": {}, "engine": "vllm/0.33.0", "config": "a", "num_requests": 1, "num_failed": 0, "verdict": verdict,
         "parity": None, "decision": {"tests": tests, "reason": ""},
     }  # fmt: skip
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "report.json").write_text(json.dumps({"endpoints": [{"hypotheses": [found]}]}), encoding="utf-8")
     columns = (
         "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_plain_steps", "num_output_tokens",
@@ -117,7 +113,7 @@ def test_a_verdict_is_held_against_the_figures_of_other_sessions(
 ) -> None:
     ran(tmp_path / "first", verdict, {"speedup": 1.5, "acceptance": 0.9, "tail": 0.0})
     ran(tmp_path / "second", "HOLD", {"speedup": speedup, "acceptance": 0.9, "tail": tail})
-    (cell,) = cells("vllm", tmp_path / "first", tmp_path / "second")
+    (cell,) = cells(tmp_path / "first", tmp_path / "second")
     assert (cell.verdict, cell.is_true, cell.second_figures["speedup"]) == (verdict, is_true, speedup)
 
 
@@ -152,16 +148,38 @@ def test_the_page_is_made_of_the_committed_results(tmp_path: Path) -> None:
         assert (tmp_path / name).read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
 
 
-def test_what_has_not_run_is_on_the_page() -> None:
-    document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    text = page(document | {"not_run": ["vllm: draft-k3."]})
-    assert "- vllm: draft-k3." in text.split("## What has not run")[1]
-    assert all(f"- {each}" in page(document) for each in document["not_run"])
+def sitting(engine: str, weights: str = "float32", **changes: object) -> dict[str, object]:
+    """One of the committed results, as if it were another engine's."""
+    found: dict[str, object] = json.loads(RESULTS.read_text(encoding="utf-8"))["sittings"][0]
+    return found | {"engine": engine, "weights": weights} | changes
 
 
-def test_the_load_of_the_machine_is_on_the_page() -> None:
-    document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    text = page(document | {"max_load": 1.25, "highest_load": 2.5, "note": "A backup ran."})
-    assert "at most 1.25" in text
-    assert "was 2.5 on" in text
-    assert "A backup ran." in text
+def test_how_a_sitting_was_measured_is_on_the_page() -> None:
+    given = sitting(
+        "other", "Q8_0", max_load=1.25, highest_load=2.5, note="A backup ran.", options="--quick", not_run=["draft-k3"]
+    )
+    text = page({"sittings": [given]})
+    assert "- other, Q8_0: draft-k3." in text.split("## What has not run")[1]
+    how = " ".join(text.split("## How each engine was measured")[1].split())
+    assert "average of at most 1.25; the highest at an end was 2.5" in how
+    assert "Its servers ran with `--quick`. A backup ran." in how
+
+
+def test_a_new_sitting_takes_the_place_of_its_own_kind_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["--folder", str(tmp_path), "--llama-server", "x", "--weights", "Q8_0"]
+    asked: list[bench_llm.Bench] = []
+    monkeypatch.setattr(bench_llm, "make_pair", lambda *_: None)
+    monkeypatch.setattr(bench_llm, "measure", asked.append)
+    monkeypatch.setattr(bench_llm, "write_page", lambda *_: None)
+    out = tmp_path / "results.json"
+    committed = [sitting("vllm"), sitting("llama.cpp"), sitting("llama.cpp", "Q8_0", max_tokens=1)]
+    out.write_text(json.dumps({"sittings": committed}), encoding="utf-8")
+    bench_llm.main([*options, "--out", str(out)])
+    assert json.loads(out.read_text(encoding="utf-8"))["sittings"] == committed, "nothing was measured"
+    (bench,) = asked
+    for run in RUNS:
+        ran(bench.run_folder(LLAMACPP, WAYS[0], run), "HOLD", {"speedup": 1.0, "acceptance": 0.9, "tail": 0.0})
+    bench_llm.main([*options, "--out", str(out)])
+    found = json.loads(out.read_text(encoding="utf-8"))["sittings"]
+    assert found[:2] == committed[:2]
+    assert (found[2]["max_tokens"], found[2]["not_run"]) == (24, [WAYS[1].name])

