@@ -122,12 +122,14 @@ def random_pair(sizes: LoopSizes, device: torch.device) -> tuple[Any, Any]:
     return target, draft
 
 
-def random_model(widths: tuple[int, int, int, int, int], vocabulary: int, device: torch.device) -> Any:
-    """A Llama with random weights as transformers runs it; each time the same."""
+def random_model(
+    widths: tuple[int, int, int, int, int], vocabulary: int, device: torch.device, context: int = 4_096
+) -> Any:
+    """A Llama with random weights as transformers runs it; each time the same.  `context`: tokens, at most."""
     layers, hidden, intermediate, heads, kv_heads = widths
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=4_096,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=context,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)

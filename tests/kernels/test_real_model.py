@@ -156,12 +156,18 @@ def sitting(engine: str, weights: str = "float32", **changes: object) -> dict[st
 
 def test_how_a_sitting_was_measured_is_on_the_page() -> None:
     given = sitting(
-        "other", "Q8_0", max_load=1.25, highest_load=2.5, note="A backup ran.", options="--quick", not_run=["draft-k3"]
+        "llama.cpp",
+        "Q8_0",
+        max_load=1.25,
+        highest_load=2.5,
+        note="A backup ran.",
+        options="--quick",
+        not_run=["draft-k3"],
     )
     text = page({"sittings": [given]})
-    assert "- other, Q8_0: draft-k3." in text.split("## What has not run")[1]
+    assert "- llama.cpp Q8_0: draft-k3." in text.split("## What has not run")[1]
     how = " ".join(text.split("## How each engine was measured")[1].split())
-    assert "average of at most 1.25; the highest at an end was 2.5" in how
+    assert "at most 1.25 as a run began and 2.5 as one ended" in how
     assert "Its servers ran with `--quick`. A backup ran." in how
 
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kernels.benchmarks.engines.real_model.picture import picture
+from kernels.benchmarks.engines.real_model.picture import picture, short_name
 from kernels.benchmarks.engines.real_model.prompts import CLASSES
 from kernels.benchmarks.harness import sections
+from shadowspec.types import Verdict
 
 PAGE, PICTURE = "real-model.md", "images/real-model.svg"
 NOTHING_ON_A_GPU: Final = "Anything on a GPU: all engines ran on a CPU."
@@ -23,7 +24,7 @@ def page(document: Mapping[str, Any]) -> str:
     """The page in Markdown."""
     sittings = document["sittings"]
     head = _TEXTS["head"].format(picture=PICTURE, verdicts="\n".join(f"- {line}" for line in _came_out(sittings)))
-    missing = [f"{_name(sitting)}: {way}." for sitting in sittings for way in sitting["not_run"]]
+    missing = [f"{short_name(sitting)}: {way}." for sitting in sittings for way in sitting["not_run"]]
     return "\n".join(
         [
             head,
@@ -35,16 +36,14 @@ def page(document: Mapping[str, Any]) -> str:
     )
 
 
-def _name(sitting: Row) -> str:
-    return f"{sitting['engine']}, {sitting['weights']}"
-
-
 def _how(sitting: Row) -> str:
     options = f" Its servers ran with `{sitting['options']}`." if sitting["options"] else ""
     note = f" {sitting['note']}" if sitting["note"] else ""
     machine = ", ".join(f"{name} {value}" for name, value in sitting["machine"].items())
+    version = next((cell["version"] for cell in sitting["cells"]), "")
     return _TEXTS["how"].format(
-        name=_name(sitting),
+        name=short_name(sitting),
+        version=version,
         requests=sitting["requests_per_class"],
         tokens=sitting["max_tokens"],
         limit=sitting["max_load"],
@@ -59,7 +58,7 @@ def _came_out(sittings: Sequence[Row]) -> list[str]:
     for sitting in sittings:
         counted = Counter(cell["verdict"] for cell in sitting["cells"])
         lines.append(
-            f"{_name(sitting)}: {', '.join(f'{number} {verdict}' for verdict, number in sorted(counted.items()))}."
+            f"{short_name(sitting)}: {', '.join(f'{number} {verdict}' for verdict, number in sorted(counted.items()))}."
         )
     cells = [cell for sitting in sittings for cell in sitting["cells"]]
     judged = [cell["is_true"] for cell in cells if cell["is_true"] is not None]
@@ -76,18 +75,21 @@ def _came_out(sittings: Sequence[Row]) -> list[str]:
 
 def _table(sittings: Sequence[Row]) -> str:
     lines = [
-        "| engine | weights | candidate | class | requests | acceptance | speedup | gate's bounds | verdict "
-        "| second run | true |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: | --- |",
+        "| engine | candidate | class | acceptance | speedup | gate's bounds | verdict | second run | true |",
+        "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |",
     ]
-    for weights, cell in ((each["weights"], cell) for each in sittings for cell in each["cells"]):
-        failed = f" ({cell['num_failed']} failed)" if cell["num_failed"] else ""
-        lines.append(
-            f"| {cell['version']} | {weights} | {cell['candidate']} | {cell['prompt_class'] or 'all'} "
-            f"| {cell['num_requests']}{failed} | {_estimate(cell['acceptance'], 100, '%', 0)} "
-            f"| {_estimate(cell['speedup'], 1, 'x', 2)} | {_bounds(cell['gate_speedup'])} | {cell['verdict'] or '-'} "
-            f"| {_estimate(cell['second_speedup'], 1, 'x', 2)} | {_TRUE[cell['is_true']]} |"
-        )
+    for sitting in sittings:
+        for cell in sitting["cells"]:
+            if cell["prompt_class"] and cell["verdict"] == Verdict.HOLD:
+                continue  # the picture has it
+            failed = f" ({cell['num_failed']} failed)" if cell["num_failed"] else ""
+            lines.append(
+                f"| {short_name(sitting)} | {cell['candidate']} | {cell['prompt_class'] or 'all'}{failed} "
+                f"| {_estimate(cell['acceptance'], 100, '%', 0)} "
+                f"| {_estimate(cell['speedup'], 1, 'x', 2)} | {_bounds(cell['gate_speedup'])} "
+                f"| {cell['verdict'] or '-'} | {_estimate(cell['second_speedup'], 1, 'x', 2)} "
+                f"| {_TRUE[cell['is_true']]} |"
+            )
     return "\n".join(lines) + "\n"
 
 

@@ -20,7 +20,7 @@ Row = Mapping[str, Any]
 
 def picture(sittings: Sequence[Row], classes: Sequence[str]) -> str:
     """A self-contained SVG; a bar is the 95% interval over requests."""
-    cells = [cell | {"engine": _name(sitting)} for sitting in sittings for cell in sitting["cells"]]
+    cells = [cell | {"engine": short_name(sitting)} for sitting in sittings for cell in sitting["cells"]]
     groups = {name: [cell for cell in cells if cell["prompt_class"] == name] for name in classes}
     height = TOP + sum(GAP + ROW * len(entries) for entries in groups.values()) + FOOT
     bottom = height - FOOT
@@ -54,7 +54,7 @@ def picture(sittings: Sequence[Row], classes: Sequence[str]) -> str:
     return picture_of(label, WIDTH, height, style, drawn)
 
 
-def _name(sitting: Row) -> str:
+def short_name(sitting: Row) -> str:
     """Of the engine, with its weights where they are not float32."""
     return " ".join([sitting["engine"], *([sitting["weights"]] if sitting["weights"] != FLOAT32 else [])])
 
