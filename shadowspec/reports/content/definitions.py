@@ -45,8 +45,8 @@ DEFINITIONS = {
     "speedup": (
         "Speedup, geometric mean",
         "Baseline over speculative end-to-end time of the same request (prefill and decode): the geometric mean over "
-        "requests, each clipped by the policy (`clipped`: a quarter of them or more). Above 1 is faster. This is the "
-        "gain of a request; the ratio of total times is the gain in machine time.",
+        "requests. The policy clips each; `clipped` says that it clipped a quarter of them or more. Above 1 is faster. "
+        "This is the gain of a request; the ratio of total times is the gain in machine time.",
     ),
     "total-times": (
         "Ratio of total times",
