@@ -28,6 +28,7 @@ import sbom
 CHECKOUT = Path(__file__).resolve().parents[1]
 HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 DEMO_REQUESTS = 8
+EXTRAS = "capture,classify,dashboard,engine,schedule,sql"  # what a user may run of it, the image's parts among them
 
 
 class NotReadyError(Exception):
@@ -93,11 +94,11 @@ def build_twice(work: Path, to: Path) -> list[Path]:
 
 
 def install(wheel: Path, environment: Path) -> Path:
-    """A new environment with the wheel and its pinned dependencies, nothing else; its interpreter."""
+    """A new environment with the wheel, its extras and their pinned dependencies, nothing else; its interpreter."""
     _uv("venv", "--quiet", "--no-project", "--python", sys.executable, str(environment))
     python = environment / "bin" / "python"
     into = ("--quiet", "--python", str(python))
-    _uv("pip", "install", *into, "--constraint", str(CHECKOUT / "constraints.txt"), str(wheel))
+    _uv("pip", "install", *into, "--constraint", str(CHECKOUT / "constraints.txt"), f"{wheel}[{EXTRAS}]")
     _uv("pip", "check", *into)
     return python
 
