@@ -1,9 +1,11 @@
 """Verdicts on a public language model through vLLM's and llama.cpp's servers, each beside a second run's truth.
 
     make bench-llm ARGS="--vllm-python PATH --llama-server PATH/llama-server [--weights Q8_0]"
+    make bench-llm ARGS="--vllm-python PATH --eagle3 HEAD"
 
 SmolLM2-135M-Instruct is dequantised to float32, and its draft is the target without three of 30 layers, so that it is
-nearly as dear as the target.  With `--weights Q8_0` llama.cpp serves both in 8 bits.  Every candidate is measured twice
+nearly as dear as the target.  With `--weights Q8_0` llama.cpp serves both in 8 bits.  With `--eagle3` vLLM drafts with
+a head that speculators has trained, and nothing else is measured.  Every candidate is measured twice
 by `shadowspec run`, `gate` and `report`, on prompts of four classes: sessions that decide, then as many others, whose
 figures are the truth that the verdict is held against.
 
@@ -35,6 +37,7 @@ from kernels.benchmarks.engines.pair import Pair
 from kernels.benchmarks.engines.real_model.dequantised import FLOAT32, WEIGHTS, gguf_of, make_pair
 from kernels.benchmarks.engines.real_model.engines import (
     LLAMACPP,
+    TRAINED,
     VLLM,
     WAYS,
     MeasuredWay,
@@ -68,10 +71,15 @@ class Bench:
     llama_server: Path | None
     threads: int  # of llama.cpp
     weights: str  # of llama.cpp
+    head: Path | None  # that vLLM drafts with, in place of every other candidate
 
     @property
     def pair(self) -> Pair:
-        return Pair(self.folder / "model", self.folder / "draft")
+        return Pair(self.folder / "model", self.head or self.folder / "draft")
+
+    @property
+    def ways(self) -> tuple[MeasuredWay, ...]:
+        return WAYS if self.head is None else TRAINED
 
     @property
     def engines(self) -> list[str]:
@@ -82,6 +90,10 @@ class Bench:
         """vLLM's are those of the folder."""
         return self.weights if engine == LLAMACPP else FLOAT32
 
+    def kind_of(self, engine: str) -> tuple[str, str, bool]:
+        """Of a sitting: what another one of the same takes the place of."""
+        return engine, self.weights_of(engine), self.head is not None
+
     def run_folder(self, engine: str, way: MeasuredWay, run: str) -> Path:
         """Of one run."""
         return self.folder / "runs" / f"{engine}-{self.weights_of(engine)}-{way.name}-{run}"
@@ -91,7 +103,7 @@ class Bench:
 
     def waiting(self) -> list[tuple[str, MeasuredWay]]:
         """Engine and candidate of what is not done."""
-        return [(engine, way) for engine in self.engines for way in WAYS if not self.is_done(engine, way)]
+        return [(engine, way) for engine in self.engines for way in self.ways if not self.is_done(engine, way)]
 
     def servers(self, engine: str, way: MeasuredWay) -> AbstractContextManager[str]:
         """Both servers of a candidate; gives the section of the configuration that names them."""
@@ -157,7 +169,7 @@ def read_parts(bench: Bench) -> list[dict[str, Any]]:
 
 def time_left(bench: Bench) -> str:
     """How many runs wait, and how long they take at the pace of those that are done."""
-    every = [bench.run_folder(engine, way, run) for engine in bench.engines for way in WAYS for run in RUNS]
+    every = [bench.run_folder(engine, way, run) for engine in bench.engines for way in bench.ways for run in RUNS]
     number = sum(not report_of(folder).exists() for folder in every)
     paces = [part["seconds"] for part in read_parts(bench)]
     left = f", some {number * sum(paces) / len(paces) / 60:.0f} minutes" if paces and number else ""
@@ -196,7 +208,7 @@ def report_of(folder: Path) -> Path:
 
 def sitting(bench: Bench, engine: str, note: str) -> dict[str, Any] | None:
     """Everything that was found on an engine so far; None: nothing was."""
-    done = [way for way in WAYS if bench.is_done(engine, way)]
+    done = [way for way in bench.ways if bench.is_done(engine, way)]
     folders = {way: [bench.run_folder(engine, way, run) for run in RUNS] for way in done}
     names = {folder.name for of_way in folders.values() for folder in of_way}
     parts = [part for part in read_parts(bench) if part["part"] in names]
@@ -205,13 +217,14 @@ def sitting(bench: Bench, engine: str, note: str) -> dict[str, Any] | None:
     return {
         "engine": engine,
         "weights": bench.weights_of(engine),
+        "has_head": bench.head is not None,
         "requests_per_class": bench.requests,
         "max_tokens": bench.max_tokens,
         "max_load": bench.max_load,
         "machine": engine_machine(),
         "parts": parts,
         "highest_load": max((load for part in parts for load in part["loads"]), default=0.0),
-        "not_run": [way.name for way in WAYS if way not in done],
+        "not_run": [way.name for way in bench.ways if way not in done],
         "note": note,
         "options": " ".join(bench.environment.flags) if engine == VLLM and bench.environment is not None else "",
         "cells": [asdict(cell) for of_way in folders.values() for cell in cells(*of_way)],
@@ -220,10 +233,10 @@ def sitting(bench: Bench, engine: str, note: str) -> dict[str, Any] | None:
 
 def document(bench: Bench, note: str, committed: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The sittings of these engines in place of the committed ones, beside those of other engines and weights."""
-    every = {(each["engine"], each["weights"]): each for each in committed}
+    every = {(each["engine"], each["weights"], each["has_head"]): each for each in committed}
     for engine in bench.engines:
         if (found := sitting(bench, engine, note)) is not None:
-            every[engine, bench.weights_of(engine)] = found
+            every[bench.kind_of(engine)] = found
     return {"model": "SmolLM2-135M-Instruct", "level": LEVEL, "sittings": list(every.values())}
 
 
@@ -243,6 +256,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--weights", choices=WEIGHTS, default=FLOAT32, help="of llama.cpp's models (default: %(default)s)"
     )
+    parser.add_argument("--eagle3", type=Path, help="a head for the model, as vLLM reads it: measure this only")
     parser.add_argument(
         "--page", action="store_true", help="write the page of the committed results, and measure nothing"
     )
@@ -276,6 +290,7 @@ def bench_of(given: argparse.Namespace) -> Bench:
         llama_server=given.llama_server,
         threads=given.threads,
         weights=given.weights,
+        head=given.eagle3,
     )
 
 

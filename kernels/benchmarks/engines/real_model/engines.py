@@ -19,6 +19,7 @@ from kernels.benchmarks.harness import configuration
 
 NGRAM_MIN, NGRAM_MAX = 2, 4
 VLLM, LLAMACPP = "vllm", "llama.cpp"
+EAGLE3: Final = "eagle3"
 # llama.cpp splits some texts otherwise than the model's tokenizer, and its chats are counted by their ids.
 AS_IDS: Final = 'api = "completions"\n'
 _HEAD: Final = configuration("real-model.toml")
@@ -35,7 +36,8 @@ class MeasuredWay:
 
     def section(self, engine: str, draft: Path) -> str:
         """Of the configuration; llama.cpp looks up n-grams of one length, and compares drafts with what it samples."""
-        lines = [f'name = "{self.name}"', f'proposer = "{self.proposer}"', f"num_speculative_tokens = {self.depth}"]
+        kind = "method" if self.proposer == EAGLE3 else "proposer"  # which this process does not compute by its own
+        lines = [f'name = "{self.name}"', f'{kind} = "{self.proposer}"', f"num_speculative_tokens = {self.depth}"]
         if self.proposer == "draft_model":
             lines += [f'draft = "{draft}"', *(['verify_rule = "exact_match"'] if engine == LLAMACPP else [])]
         if self.proposer == "ngram":
@@ -45,14 +47,16 @@ class MeasuredWay:
 
     def vllm_config(self, draft: Path) -> str:
         """vLLM's --speculative-config."""
-        method = {
+        methods: dict[str, dict[str, object]] = {
             "ngram": {"method": "ngram", "prompt_lookup_min": NGRAM_MIN, "prompt_lookup_max": NGRAM_MAX},
             "draft_model": {"method": "draft_model", "model": str(draft)},
-        }[self.proposer]
-        return json.dumps(method | {"num_speculative_tokens": self.depth})
+            EAGLE3: {"method": EAGLE3, "model": str(draft)},
+        }
+        return json.dumps(methods[self.proposer] | {"num_speculative_tokens": self.depth})
 
 
 WAYS: Final = (MeasuredWay("ngram-k4", "ngram", 4), MeasuredWay("draft-k3", "draft_model", 3))
+TRAINED: Final = (MeasuredWay("eagle3-k3", EAGLE3, 3),)  # where vLLM is given a head
 
 
 def write_config(folder: Path, engine: str, pair: Pair, way: MeasuredWay, max_tokens: int, servers: str) -> Path:

@@ -14,7 +14,12 @@ from shadowspec.reports.render.svg import Scale, element, tooltip
 WIDTH: Final = 960
 TOP, ROW, GAP, FOOT = 76, 18, 26, 50
 ACCEPTANCE, SPEEDUP = (250, 560), (620, 930)
-_COLOURS: Final = {"vllm": "#d55e00", "llama.cpp": "#009e73", "llama.cpp Q8_0": "#0072b2"}
+_COLOURS: Final = {
+    "vllm": "#d55e00",
+    "llama.cpp": "#009e73",
+    "llama.cpp Q8_0": "#0072b2",
+    "vllm with a head": "#cc79a7",
+}
 Row = Mapping[str, Any]
 
 
@@ -55,8 +60,9 @@ def picture(sittings: Sequence[Row], classes: Sequence[str]) -> str:
 
 
 def short_name(sitting: Row) -> str:
-    """Of the engine, with its weights where they are not float32."""
-    return " ".join([sitting["engine"], *([sitting["weights"]] if sitting["weights"] != FLOAT32 else [])])
+    """Of the engine, with its weights where they are not float32, and the head that it drafts with."""
+    weights = [sitting["weights"]] if sitting["weights"] != FLOAT32 else []
+    return " ".join([sitting["engine"], *weights, *(["with a head"] if sitting["has_head"] else [])])
 
 
 def _point(scale: Scale, y: float, estimate: Row | None, colour: str, text: str) -> list[Markup]:
