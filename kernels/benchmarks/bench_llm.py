@@ -72,6 +72,7 @@ class Bench:
     threads: int  # of llama.cpp
     weights: str  # of llama.cpp
     head: Path | None  # that vLLM drafts with, in place of every other candidate
+    chosen: str | None  # the only candidate that is measured now
 
     @property
     def pair(self) -> Pair:
@@ -85,6 +86,11 @@ class Bench:
     def engines(self) -> list[str]:
         given = {VLLM: self.environment, LLAMACPP: self.llama_server}
         return [engine for engine, program in given.items() if program is not None]
+
+    @property
+    def asked(self) -> list[MeasuredWay]:
+        """What is measured now."""
+        return [way for way in self.ways if self.chosen in (None, way.name)]
 
     def weights_of(self, engine: str) -> str:
         """vLLM's are those of the folder."""
@@ -102,8 +108,8 @@ class Bench:
         return all(report_of(self.run_folder(engine, way, run)).exists() for run in RUNS)
 
     def waiting(self) -> list[tuple[str, MeasuredWay]]:
-        """Engine and candidate of what is not done."""
-        return [(engine, way) for engine in self.engines for way in self.ways if not self.is_done(engine, way)]
+        """Engine and candidate of what is asked for and not done."""
+        return [(engine, way) for engine in self.engines for way in self.asked if not self.is_done(engine, way)]
 
     def servers(self, engine: str, way: MeasuredWay) -> AbstractContextManager[str]:
         """Both servers of a candidate; gives the section of the configuration that names them."""
@@ -169,7 +175,7 @@ def read_parts(bench: Bench) -> list[dict[str, Any]]:
 
 def time_left(bench: Bench) -> str:
     """How many runs wait, and how long they take at the pace of those that are done."""
-    every = [bench.run_folder(engine, way, run) for engine in bench.engines for way in bench.ways for run in RUNS]
+    every = [bench.run_folder(engine, way, run) for engine in bench.engines for way in bench.asked for run in RUNS]
     number = sum(not report_of(folder).exists() for folder in every)
     paces = [part["seconds"] for part in read_parts(bench)]
     left = f", some {number * sum(paces) / len(paces) / 60:.0f} minutes" if paces and number else ""
@@ -256,6 +262,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--weights", choices=WEIGHTS, default=FLOAT32, help="of llama.cpp's models (default: %(default)s)"
     )
+    parser.add_argument("--candidate", help="measure only this one now, such as ngram-k4")
     parser.add_argument("--eagle3", type=Path, help="a head for the model, as vLLM reads it: measure this only")
     parser.add_argument(
         "--page", action="store_true", help="write the page of the committed results, and measure nothing"
@@ -291,6 +298,7 @@ def bench_of(given: argparse.Namespace) -> Bench:
         threads=given.threads,
         weights=given.weights,
         head=given.eagle3,
+        chosen=given.candidate,
     )
 
 
