@@ -47,7 +47,7 @@ from kernels.benchmarks.engines.real_model.engines import (
 )
 from kernels.benchmarks.engines.real_model.page import write_page
 from kernels.benchmarks.engines.real_model.prompts import PROMPTS, record, two_halves, write_records
-from kernels.benchmarks.engines.real_model.results import LEVEL, RUNS, cells
+from kernels.benchmarks.engines.real_model.results import LEVEL, RUNS, ResultCell, cells
 from kernels.benchmarks.engines.servers import Environment
 from kernels.benchmarks.harness import DOCS, engine_machine, options, write
 
@@ -214,11 +214,19 @@ def report_of(folder: Path) -> Path:
 
 def sitting(bench: Bench, engine: str, note: str) -> dict[str, Any] | None:
     """Everything that was found on an engine so far; None: nothing was."""
-    done = [way for way in bench.ways if bench.is_done(engine, way)]
-    folders = {way: [bench.run_folder(engine, way, run) for run in RUNS] for way in done}
+    folders = {way: [bench.run_folder(engine, way, run) for run in RUNS] for way in bench.ways}
     names = {folder.name for of_way in folders.values() for folder in of_way}
     parts = [part for part in read_parts(bench) if part["part"] in names]
-    if not done:
+    found: list[ResultCell] = []
+    missing = []
+    for way, (first, second) in folders.items():
+        has_truth = report_of(second).exists()
+        if report_of(first).exists():
+            found += cells(first, second if has_truth else None)
+            missing += [] if has_truth else [f"{way.name}, second run"]
+        else:
+            missing.append(way.name)
+    if not found:
         return None
     return {
         "engine": engine,
@@ -230,10 +238,10 @@ def sitting(bench: Bench, engine: str, note: str) -> dict[str, Any] | None:
         "machine": engine_machine(),
         "parts": parts,
         "highest_load": max((load for part in parts for load in part["loads"]), default=0.0),
-        "not_run": [way.name for way in bench.ways if way not in done],
+        "not_run": missing,
         "note": note,
         "options": " ".join(bench.environment.flags) if engine == VLLM and bench.environment is not None else "",
-        "cells": [asdict(cell) for of_way in folders.values() for cell in cells(*of_way)],
+        "cells": [asdict(cell) for cell in found],
     }
 
 
@@ -267,6 +275,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--page", action="store_true", help="write the page of the committed results, and measure nothing"
     )
+    parser.add_argument("--as-is", action="store_true", help="write what was measured so far, and measure nothing")
     parser.add_argument("--note", default="", help="a sentence about what else the machine did")
     parser.add_argument("--docs", type=Path, default=DOCS)
     given = parser.parse_args(arguments_given)
@@ -275,8 +284,9 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends the servers on its way
     bench = bench_of(given)
-    make_pair(bench.folder, bench.weights)
-    measure(bench)
+    if not given.as_is:
+        make_pair(bench.folder, bench.weights)
+        measure(bench)
     committed = json.loads(given.out.read_text(encoding="utf-8"))["sittings"] if given.out.exists() else []
     results = document(bench, given.note, committed)
     write(given.out, results)

@@ -189,3 +189,15 @@ def test_a_new_sitting_takes_the_place_of_its_own_kind_only(tmp_path: Path, monk
     found = json.loads(out.read_text(encoding="utf-8"))["sittings"]
     assert found[:2] == committed[:2]
     assert (found[2]["max_tokens"], found[2]["not_run"]) == (24, [WAYS[1].name])
+
+
+def test_a_run_without_its_truth_is_told_and_judged_by_nothing(tmp_path: Path) -> None:
+    ran(tmp_path / "first", "ENABLE", {"speedup": 1.5, "acceptance": 0.9, "tail": 0.0})
+    (cell,) = cells(tmp_path / "first", None)
+    assert (cell.verdict, cell.is_true, cell.second_speedup, cell.second_figures) == ("ENABLE", None, None, {})
+    out = tmp_path / "results.json"
+    ran(tmp_path / "runs" / f"llama.cpp-float32-{WAYS[0].name}-first", "HOLD", {"speedup": 1.0})
+    options = ["--folder", str(tmp_path), "--llama-server", "x", "--as-is", "--docs", str(tmp_path)]
+    bench_llm.main([*options, "--out", str(out)])
+    (found,) = json.loads(out.read_text(encoding="utf-8"))["sittings"]
+    assert found["not_run"] == [f"{WAYS[0].name}, second run", WAYS[1].name]

@@ -71,11 +71,12 @@ select runs.slice_key, runs.fingerprint, num_drafts, num_draft_tokens, num_accep
 from runs where failure is null"""
 
 
-def cells(first: Path, second: Path) -> Iterator[ResultCell]:
-    """Every class of both runs of a candidate, from their reports and the rows of their stores."""
-    (deciding, rows), (truth, others) = map(_run, (first, second))
+def cells(first: Path, second: Path | None) -> Iterator[ResultCell]:
+    """Every class of the runs of a candidate, from their reports and the rows of their stores; None: not run yet."""
+    deciding, rows = _run(first)
+    truth, others = ({}, []) if second is None else _run(second)
     for name, found in deciding.items():
-        yield _cell(name, found, _of_class(rows, name), truth[name], _of_class(others, name))
+        yield _cell(name, found, _of_class(rows, name), truth.get(name, {"decision": None}), _of_class(others, name))
 
 
 def _run(folder: Path) -> tuple[dict[str, Row], list[Row]]:
