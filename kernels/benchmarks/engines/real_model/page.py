@@ -32,6 +32,7 @@ def page(document: Mapping[str, Any]) -> str:
             _table(sittings),
             "## What has not run\n\n" + "".join(f"- {reason}\n" for reason in (*missing, NOTHING_ON_A_GPU)),
             "## How each engine was measured\n\n" + "".join(map(_how, sittings)),
+            "".join(f"Machine: {each}.\n" for each in dict.fromkeys(map(_machine, sittings))),
         ]
     )
 
@@ -39,18 +40,20 @@ def page(document: Mapping[str, Any]) -> str:
 def _how(sitting: Row) -> str:
     options = f" Its servers ran with `{sitting['options']}`." if sitting["options"] else ""
     note = f" {sitting['note']}" if sitting["note"] else ""
-    machine = ", ".join(f"{name} {value}" for name, value in sitting["machine"].items())
-    version = next((cell["version"] for cell in sitting["cells"]), "")
     return _TEXTS["how"].format(
         name=short_name(sitting),
-        version=version,
+        version=next((cell["version"] for cell in sitting["cells"]), ""),
+        revision=sitting["machine"]["revision"][:8],
         requests=sitting["requests_per_class"],
         tokens=sitting["max_tokens"],
         limit=sitting["max_load"],
         load=sitting["highest_load"],
-        machine=machine,
         more=options + note,
     )
+
+
+def _machine(sitting: Row) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sitting["machine"].items() if name != "revision")
 
 
 def _came_out(sittings: Sequence[Row]) -> list[str]:
@@ -79,8 +82,9 @@ def _table(sittings: Sequence[Row]) -> str:
         "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |",
     ]
     for sitting in sittings:
+        of_all = {cell["candidate"]: cell["verdict"] for cell in sitting["cells"] if not cell["prompt_class"]}
         for cell in sitting["cells"]:
-            if cell["prompt_class"] and cell["verdict"] == Verdict.HOLD:
+            if cell["prompt_class"] and cell["verdict"] in (Verdict.HOLD, of_all[cell["candidate"]]):
                 continue  # the picture has it
             failed = f" ({cell['num_failed']} failed)" if cell["num_failed"] else ""
             lines.append(
