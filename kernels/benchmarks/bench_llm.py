@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,7 +46,7 @@ from kernels.benchmarks.engines.real_model.engines import (
     write_config,
 )
 from kernels.benchmarks.engines.real_model.page import write_page
-from kernels.benchmarks.engines.real_model.prompts import PROMPTS, record, two_halves, write_records
+from kernels.benchmarks.engines.real_model.prompts import CLASSES, PROMPTS, record, two_halves, write_records
 from kernels.benchmarks.engines.real_model.results import LEVEL, RUNS, ResultCell, cells
 from kernels.benchmarks.engines.servers import Environment
 from kernels.benchmarks.harness import DOCS, engine_machine, options, write
@@ -73,6 +73,7 @@ class Bench:
     weights: str  # of llama.cpp
     head: Path | None  # that vLLM drafts with, in place of every other candidate
     chosen: str | None  # the only candidate that is measured now
+    classes: tuple[str, ...]  # of prompts
 
     @property
     def pair(self) -> Pair:
@@ -96,13 +97,10 @@ class Bench:
         """vLLM's are those of the folder."""
         return self.weights if engine == LLAMACPP else FLOAT32
 
-    def kind_of(self, engine: str) -> tuple[str, str, bool]:
-        """Of a sitting: what another one of the same takes the place of."""
-        return engine, self.weights_of(engine), self.head is not None
-
     def run_folder(self, engine: str, way: MeasuredWay, run: str) -> Path:
         """Of one run."""
-        return self.folder / "runs" / f"{engine}-{self.weights_of(engine)}-{way.name}-{run}"
+        only = "" if self.classes == CLASSES else f"{'+'.join(self.classes)}-"
+        return self.folder / "runs" / f"{engine}-{self.weights_of(engine)}-{way.name}-{only}{run}"
 
     def is_done(self, engine: str, way: MeasuredWay) -> bool:
         return all(report_of(self.run_folder(engine, way, run)).exists() for run in RUNS)
@@ -184,7 +182,7 @@ def time_left(bench: Bench) -> str:
 
 def measure(bench: Bench) -> None:
     """What a user runs, on every engine: measure, decide, report."""
-    for run, prompts in zip(RUNS, two_halves(bench.prompts, bench.requests), strict=True):
+    for run, prompts in zip(RUNS, two_halves(bench.prompts, bench.requests, bench.classes), strict=True):
         write_records(
             traffic_of(bench, run), [record(prompt, hour, bench.max_tokens) for hour, prompt in enumerate(prompts)]
         )
@@ -204,7 +202,7 @@ def measure(bench: Bench) -> None:
 
 def traffic_of(bench: Bench, run: str) -> Path:
     """The records of a run."""
-    return bench.folder / f"{run}.jsonl"
+    return bench.folder / f"{'+'.join(bench.classes)}-{run}.jsonl"
 
 
 def report_of(folder: Path) -> Path:
@@ -232,6 +230,7 @@ def sitting(bench: Bench, engine: str, note: str) -> dict[str, Any] | None:
         "engine": engine,
         "weights": bench.weights_of(engine),
         "has_head": bench.head is not None,
+        "classes": list(bench.classes),
         "requests_per_class": bench.requests,
         "max_tokens": bench.max_tokens,
         "max_load": bench.max_load,
@@ -247,11 +246,16 @@ def sitting(bench: Bench, engine: str, note: str) -> dict[str, Any] | None:
 
 def document(bench: Bench, note: str, committed: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The sittings of these engines in place of the committed ones, beside those of other engines and weights."""
-    every = {(each["engine"], each["weights"], each["has_head"]): each for each in committed}
+    every = {_kind(each): each for each in committed}
     for engine in bench.engines:
         if (found := sitting(bench, engine, note)) is not None:
-            every[bench.kind_of(engine)] = found
+            every[_kind(found)] = found
     return {"model": "SmolLM2-135M-Instruct", "level": LEVEL, "sittings": list(every.values())}
+
+
+def _kind(sitting: Mapping[str, Any]) -> tuple[object, ...]:
+    """What another sitting of the same takes the place of."""
+    return sitting["engine"], sitting["weights"], sitting["has_head"], tuple(sitting["classes"])
 
 
 def main(arguments_given: Sequence[str] | None = None) -> None:
@@ -260,6 +264,7 @@ def main(arguments_given: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="models and runs (default: %(default)s)")
     parser.add_argument("--prompts", type=Path, default=PROMPTS, help="(default: the public ones beside the benchmark)")
     parser.add_argument("--requests", type=int, default=60, help="of each class and run (default: %(default)s)")
+    parser.add_argument("--classes", nargs="+", choices=CLASSES, default=CLASSES, help="of prompts (default: all)")
     parser.add_argument("--tokens", type=int, default=24, help="of an answer, at most (default: %(default)s)")
     parser.add_argument(
         "--max-load", type=float, default=1.0, help="of the machine, at most, as a run begins (default: %(default)s)"
@@ -309,6 +314,7 @@ def bench_of(given: argparse.Namespace) -> Bench:
         weights=given.weights,
         head=given.eagle3,
         chosen=given.candidate,
+        classes=tuple(given.classes),
     )
 
 

@@ -43,6 +43,9 @@ def test_no_session_is_in_both_runs() -> None:
         assert Counter(each.prompt_class for each in half) == dict.fromkeys(CLASSES, 60)
         assert len({each.source for each in half}) == len(half), "each is a session"
         assert [each.prompt_class for each in half[:4]] == list(CLASSES)
+    only, others = two_halves(PROMPTS, 165, ["edit"])
+    assert {each.prompt_class for each in (*only, *others)} == {"edit"}
+    assert not {each.text for each in only} & {each.text for each in others}
     with pytest.raises(SystemExit, match="two runs need 200"):
         two_halves(PROMPTS, 100)
 

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from kernels.benchmarks.drawing import legend, picture_of, ticks
 from kernels.benchmarks.engines.real_model.dequantised import FLOAT32
+from kernels.benchmarks.engines.real_model.prompts import CLASSES
 from shadowspec.reports.render.svg import Scale, element, tooltip
 
 WIDTH: Final = 960
@@ -18,8 +19,10 @@ _COLOURS: Final = {
     "vllm": "#d55e00",
     "llama.cpp": "#009e73",
     "llama.cpp Q8_0": "#0072b2",
+    "llama.cpp Q8_0 (edit only)": "#56b4e9",
     "vllm with a head": "#cc79a7",
 }
+_OTHER: Final = "#57606a"
 Row = Mapping[str, Any]
 
 
@@ -39,7 +42,7 @@ def picture(sittings: Sequence[Row], classes: Sequence[str]) -> str:
     x_left = Scale(0.0, 1.0, *ACCEPTANCE)
     x_right = Scale(0.95 * min([*bounds, 0.9]), 1.05 * max([*bounds, 1.1]), *SPEEDUP)
     drawn = [
-        *legend({cell["engine"]: _COLOURS[cell["engine"]] for cell in cells}, 150, 24, 5),
+        *legend({cell["engine"]: _COLOURS.get(cell["engine"], _OTHER) for cell in cells}, 150, 24, 5),
         *_axis(x_left, bottom, "accepted of drafted tokens", "{:.0%}"),
         *_axis(x_right, bottom, "speedup, end to end", "{:g}x"),
         element("line", x1=x_right(1.0), x2=x_right(1.0), y1=TOP - 14, y2=bottom, class_="even"),
@@ -51,7 +54,9 @@ def picture(sittings: Sequence[Row], classes: Sequence[str]) -> str:
         for cell in entries:
             drawn.append(element("text", f"{cell['engine']}, {cell['candidate']}", x=24, y=y + 4))
             for scale, key in ((x_left, "acceptance"), (x_right, "speedup")):
-                drawn += _point(scale, y, cell[key], _COLOURS[cell["engine"]], f"{name}, {cell['candidate']}: {key}")
+                drawn += _point(
+                    scale, y, cell[key], _COLOURS.get(cell["engine"], _OTHER), f"{name}, {cell['candidate']}: {key}"
+                )
             y += ROW
         y += 6
     style = ".even{stroke:#57606a;stroke-dasharray:4 3}.group{font-weight:bold}"
@@ -60,9 +65,11 @@ def picture(sittings: Sequence[Row], classes: Sequence[str]) -> str:
 
 
 def short_name(sitting: Row) -> str:
-    """Of the engine, with its weights where they are not float32, and the head that it drafts with."""
+    """Of the engine, with its weights where they are not float32, its head, and its classes where it had a part."""
     weights = [sitting["weights"]] if sitting["weights"] != FLOAT32 else []
-    return " ".join([sitting["engine"], *weights, *(["with a head"] if sitting["has_head"] else [])])
+    head = ["with a head"] if sitting["has_head"] else []
+    classes = [f"({', '.join(sitting['classes'])} only)"] if len(sitting["classes"]) < len(CLASSES) else []
+    return " ".join([sitting["engine"], *weights, *head, *classes])
 
 
 def _point(scale: Scale, y: float, estimate: Row | None, colour: str, text: str) -> list[Markup]:

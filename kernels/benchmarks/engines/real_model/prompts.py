@@ -52,15 +52,15 @@ def read_prompts(path: Path, part: str, number: int) -> list[Prompt]:
     return [entries[place] for place in range(longest) for entries in by_class.values() if place < len(entries)]
 
 
-def two_halves(path: Path, number: int) -> tuple[list[Prompt], list[Prompt]]:
-    """So many prompts of every class for a first run, and as many others for a second; the classes in turn.
+def two_halves(path: Path, number: int, classes: Sequence[str] = CLASSES) -> tuple[list[Prompt], list[Prompt]]:
+    """So many prompts of these classes for a first run, and as many others for a second; the classes in turn.
 
     Raises:
         SystemExit: a class has too few.
     """
     rows = every_prompt(path)
     halves: tuple[list[list[Prompt]], list[list[Prompt]]] = [], []
-    for name in CLASSES:
+    for name in classes:
         of_class = [row for row in rows if row.prompt_class == name]
         if len(of_class) < 2 * number:
             raise SystemExit(
