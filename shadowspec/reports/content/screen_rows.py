@@ -68,7 +68,7 @@ class FirstScreen:
     def all_notes(self) -> tuple[str, ...]:
         """The lines below the rows, with what a word in a row means."""
         is_clipped = any(clip_mark(test) for row in self.rows for test in row.tests)
-        return (*self.notes, *([CLIPPED_NOTE] if is_clipped else []))
+        return (*self.notes, *([f"* {CLIPPED_NOTE}"] if is_clipped else []))
 
 
 NOTHING: Final = ((DASH, DASH, DASH), ("", "", ""))
@@ -120,8 +120,8 @@ def _finding_row(answer: Answer, finding: Finding) -> ScreenRow:
         return ScreenRow(name, title, outcome, tone, *NOTHING, "", action, action, urgency)
     row = row_of(decision, title, outcome, tone=tone, action=action, step=action, urgency=urgency)
     bounds = finding.speedup  # over the loads
-    mark = clip_mark(decision.find_test("speedup"))
-    speedup = DASH if bounds is None else _interval(bounds.estimate, bounds.lower, bounds.upper) + mark
+    tested = decision.find_test("speedup")
+    speedup = DASH if bounds is None else _marked(tested, _interval(bounds.estimate, bounds.lower, bounds.upper))
     return replace(row, figures=(speedup, *row.figures[1:]))
 
 
@@ -208,7 +208,12 @@ def count_verdicts(rows: Collection[ScreenRow]) -> str:
 def _times(test: TestResult | None) -> str:
     if test is None or test.estimate is None:
         return DASH
-    return _interval(test.estimate, test.lower, test.upper) + clip_mark(test)
+    return _marked(test, _interval(test.estimate, test.lower, test.upper))
+
+
+def _marked(test: TestResult | None, interval: str) -> str:
+    """With a star behind the estimate that CLIPPED_NOTE explains: a word would take the room of names."""
+    return interval.replace(" [", "* [", 1) if clip_mark(test) else interval
 
 
 def _interval(estimate: float | None, lower: float | None, upper: float | None) -> str:
