@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
+from importlib.metadata import version
 
 import pytest
 
@@ -45,6 +45,4 @@ def test_a_database_of_a_release_is_upgraded_read_and_decided_on(workspace: Work
 
 def test_this_version_has_its_file() -> None:
     """`python -m tests.store.released` writes it; one of a release is never written again."""
-    assert RELEASES
-    for release in RELEASES:
-        assert Path(released.FOLDER / f"{release}.json").exists()
+    assert version("shadowspec") in RELEASES

@@ -11,7 +11,7 @@ from shadowspec.gate.policy import DAY_S
 from shadowspec.gate.verdict.figure_texts import figures_text, interval_text
 from shadowspec.gate.verdict.reasons import REASONS
 from shadowspec.reports.content.endpoint_rows import decision_row, endpoint_rows
-from shadowspec.reports.content.screen_rows import FirstScreen, evidence_text
+from shadowspec.reports.content.screen_rows import FirstScreen, evidence_text, screen_table
 from shadowspec.reports.render.first_screen import MAX_LINES, draw_screen
 from shadowspec.text import times
 from shadowspec.types import Decision, EvidenceSummary, OverriddenVerdict, ReasonCode, SliceCounts, TestResult, Verdict
@@ -202,6 +202,8 @@ def test_a_mean_of_clipped_requests_says_so_on_every_row_and_below() -> None:
     assert "0.72\u00d7* [0.72, 0.80]" in lines[2]
     said = " ".join(" ".join(lines).split())
     assert "* Clipped: a quarter of the requests or more lie beyond the largest ratio that counts" in said
+    (row,) = screen_table(screen.rows, {}).rows
+    assert (row[2].text, row[2].notes) == ("0.72\u00d7", ("[0.72, 0.80] clipped",)), "a report has room for the word"
     assert figures_text(far) == "0.72\u00d7 [0.72\u00d7, 0.80\u00d7] clipped"
     assert interval_text(far, times) == figures_text(far)
     assert "lipped" not in " ".join(drawn(screen_of(replace(held(), tests=(few, ACCEPTANCE, TAIL)))))

@@ -63,6 +63,7 @@ ABOVE: Final = (
 BETWEEN: Final = ("parity_sampled",)  # every other test's figure must stay below its limit
 OUTCOME: Final[Mapping[str, str]] = {"pass": "passes", "fail": "fails", "open": "open"}
 CLIPPED_FROM: Final = 0.25  # of the requests
+CLIPPED: Final = " clipped"  # behind such a figure
 CLIPPED_NOTE: Final = (
     "Clipped: a quarter of the requests or more lie beyond the largest ratio that counts, and count as that ratio."
 )
@@ -72,13 +73,13 @@ _ALL_DRAFTED: Final = "draft_acceptance_rate"  # the metric of acceptance that i
 def interval_text(interval: TestResult, format_value: Format) -> str:
     """Estimate with bounds, as in `1.31x [1.12x, 1.54x]`."""
     bounds = f"[{format_value(interval.lower)}, {format_value(interval.upper)}]"
-    return f"{format_value(interval.estimate)} {bounds}{clip_mark(interval)}"
+    return f"{format_value(interval.estimate)} {bounds}{CLIPPED * is_clipped(interval)}"
 
 
-def clip_mark(test: TestResult | None) -> str:
-    """What stands behind a mean of so many clipped requests: without it, 0.45x would pass for 0.72x."""
+def is_clipped(test: TestResult | None) -> bool:
+    """Whether so many requests were clipped that the figure must say so: else 0.45x would pass for 0.72x."""
     share = None if test is None else test.figures.get("clipped_share")
-    return " clipped" if isinstance(share, float) and share >= CLIPPED_FROM else ""
+    return isinstance(share, float) and share >= CLIPPED_FROM
 
 
 def shown_as(test_name: str) -> Format:
@@ -126,7 +127,8 @@ def subject_of(test: TestResult) -> str:
 def figures_text(test: TestResult) -> str:
     """The estimate, with its bounds where it has any."""
     bounds = bounds_text(test)
-    return shown_as(test.name)(test.estimate) + ("" if bounds == DASH else f" {bounds}") + clip_mark(test)
+    shown = shown_as(test.name)(test.estimate) + ("" if bounds == DASH else f" {bounds}")
+    return shown + CLIPPED * is_clipped(test)
 
 
 def limit_text(test: TestResult) -> str:

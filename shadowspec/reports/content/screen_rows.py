@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from shadowspec.gate.policy import DAY_S
-from shadowspec.gate.verdict.figure_texts import CLIPPED_NOTE, clip_mark, limit_text
+from shadowspec.gate.verdict.figure_texts import CLIPPED, CLIPPED_NOTE, is_clipped, limit_text
 from shadowspec.gate.verdict.reasons import without_scope
 from shadowspec.reports.content.content_blocks import Cell, Column, Table, table
 from shadowspec.rollout.check.answer import WORST_FIRST, Answer, Finding, Role
@@ -23,6 +23,7 @@ from shadowspec.text import DASH, number, percent, plain_text, plural, sentence,
 from shadowspec.types import Decision, ReasonCode, TestResult
 
 COLUMNS: Final = ("Speedup", "Accepted", "Slowed")
+STAR: Final = "*"  # behind a mean of clipped requests
 TESTS: Final = ("speedup", "acceptance", "tail")  # with a column each
 
 
@@ -67,8 +68,8 @@ class FirstScreen:
     @property
     def all_notes(self) -> tuple[str, ...]:
         """The lines below the rows, with what a word in a row means."""
-        is_clipped = any(clip_mark(test) for row in self.rows for test in row.tests)
-        return (*self.notes, *([f"* {CLIPPED_NOTE}"] if is_clipped else []))
+        has_star = any(is_clipped(test) for row in self.rows for test in row.tests)
+        return (*self.notes, *([f"{STAR} {CLIPPED_NOTE}"] if has_star else []))
 
 
 NOTHING: Final = ((DASH, DASH, DASH), ("", "", ""))
@@ -194,9 +195,10 @@ def screen_table(rows: Sequence[ScreenRow], anchors: Mapping[str, str]) -> Table
 
 
 def _figure_cell(text: str) -> Cell:
-    """The estimate, with its bounds below it."""
+    """The estimate, with its bounds below it; a report has room for the word that the star stands for."""
     estimate, _, bounds = text.partition(" [")
-    return Cell(estimate, (f"[{bounds}",) if bounds else ())
+    word = CLIPPED if estimate.endswith(STAR) else ""
+    return Cell(estimate.removesuffix(STAR), (f"[{bounds}{word}",) if bounds else ())
 
 
 def count_verdicts(rows: Collection[ScreenRow]) -> str:
@@ -213,7 +215,7 @@ def _times(test: TestResult | None) -> str:
 
 def _marked(test: TestResult | None, interval: str) -> str:
     """With a star behind the estimate that CLIPPED_NOTE explains: a word would take the room of names."""
-    return interval.replace(" [", "* [", 1) if clip_mark(test) else interval
+    return interval.replace(" [", f"{STAR} [", 1) if is_clipped(test) else interval
 
 
 def _interval(estimate: float | None, lower: float | None, upper: float | None) -> str:
