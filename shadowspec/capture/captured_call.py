@@ -20,6 +20,7 @@ from shadowspec.tap.kafka.producer import OutgoingMessage
 from shadowspec.tap.records import MirroredRecord
 
 PATHS: Final = ("/chat/completions", "/completions", "/responses", "/messages")  # how those of copied calls end
+ROOM_STEP: Final = 4_096  # bytes of room that a call takes at once: most chunks then take no lock
 HEADERS: Final = ("x-session-id", "x-user-id", "x-tenant-id", "x-request-id")  # no other header is copied
 PLAIN: Final = ("", "identity")  # encodings of a body that is not compressed
 ENCODING: Final = "content-encoding"
@@ -52,6 +53,7 @@ class CapturedCall:
         self._headers = {name: given[key].decode("latin-1") for name in HEADERS if (key := name.encode()) in given}
         self._request, self._response = Body(), Body()
         self._is_kept = outlet.take_room(CALL_BYTES)
+        self._room = 0  # that was taken and is not used
         if given.get(ENCODING.encode(), b"").decode("latin-1").lower() not in PLAIN:
             self._request.chunks = None
 
@@ -77,6 +79,7 @@ class CapturedCall:
             return
         if not self.is_complete:
             self._drop(self._response)
+        self._outlet.give_room(self._room)
         self._outlet.put(CALL_BYTES + self._request.num_bytes + self._response.num_bytes, self.message)
 
     def message(self) -> OutgoingMessage:
@@ -92,14 +95,23 @@ class CapturedCall:
         size = len(chunk) + CHUNK_BYTES
         if body.num_bytes + size > self._outlet.settings.max_body_bytes:
             self._drop(body)
-        elif self._outlet.take_room(size):
+        elif size <= self._room or self._has_taken_room(size):
             body.chunks.append(bytes(chunk))
             body.num_bytes += size
+            self._room -= size
         else:
             self._is_kept = False
             for part in (self._request, self._response):
                 self._drop(part)
-            self._outlet.give_room(CALL_BYTES)
+            self._outlet.give_room(CALL_BYTES + self._room)
+
+    def _has_taken_room(self, size: int) -> bool:
+        """Take room for so many bytes beyond what is left, and more where there is more."""
+        for more in (max(size, ROOM_STEP), size - self._room):
+            if self._outlet.take_room(more):
+                self._room += more
+                return True
+        return False
 
     def _drop(self, body: Body) -> None:
         self._outlet.give_room(body.num_bytes)

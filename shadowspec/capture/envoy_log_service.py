@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -20,6 +19,7 @@ from typing import Any, Final
 
 from shadowspec.capture.captured_call import HEADERS, call_message
 from shadowspec.capture.outlet import Outlet
+from shadowspec.capture.sender import give_way
 from shadowspec.errors import ConfigError
 from shadowspec.tap.kafka.producer import OutgoingMessage
 from shadowspec.types.extras import missing_extra
@@ -40,7 +40,6 @@ PATH, REQUEST_HEADERS = 5, 13
 RESPONSE_CODE = 1
 KEY, VALUE = 1, 2  # of a map's entry; a wrapped number is in KEY too
 ADDRESS: Final = "127.0.0.1:19001"
-NICENESS: Final = 10  # a gateway on the same machine has the processor before its copies
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +175,7 @@ def main() -> None:
         ConfigError: a variable of the environment is missing or wrong, or the address.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    os.nice(NICENESS)
+    give_way()  # to a gateway on the same machine
     asyncio.run(serve(sys.argv[1] if len(sys.argv) > 1 else ADDRESS, Outlet.from_environment()))
 
 

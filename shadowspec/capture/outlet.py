@@ -1,11 +1,11 @@
-"""The outlet: copies of calls wait in memory, within a bound, and one thread sends them to the mirror's topic.
+"""The outlet: copies of calls wait in memory, within a bound, and a process of its own writes them to the topic.
 
 Invariants:
-- Nothing that an adapter calls waits for the brokers, the thread or the disk, or raises.  A copy for which there is no
-  room is dropped and counted.
-- All copies together hold at most `max_waiting_bytes`, and the batch that is being written.
-- The thread begins with the first copy and is retried for ever: brokers that are away at the start or later, and a
-  topic that is missing, cost copies and nothing else.
+- Nothing that an adapter calls waits for the brokers, the thread, the process or the disk, or raises.  A copy for which
+  there is no room is dropped and counted.
+- All copies together hold at most `max_waiting_bytes`, and as much again as the batch that is being written.
+- Thread and process begin with the first copy and are retried for ever: brokers that are away at the start or later, a
+  topic that is missing, and a process that is killed, cost copies and nothing else.
 - No log line holds a part of a copy.
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import threading
 import time
@@ -23,9 +22,8 @@ from queue import Empty, SimpleQueue
 from typing import Final, Self
 
 from shadowspec.capture.capture_settings import CaptureSettings, capture_settings
-from shadowspec.errors import ConfigError, ServiceUnavailableError
-from shadowspec.tap.kafka.arrivals import without_bodies
-from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter, deliver
+from shadowspec.capture.sender import END_S, RETRY_S, Sender, Written
+from shadowspec.tap.kafka.producer import OutgoingMessage
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +31,9 @@ CALL_BYTES: Final = 2_048  # that a copy takes beside its bodies; bounds the num
 CHUNK_BYTES: Final = 64  # that a chunk takes beside its bytes
 LINGER_S: Final = 0.1  # copies that come within it are written together
 MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
-RETRY_S: Final = 1.0  # between two attempts to reach the brokers
 REPORT_S: Final = 60.0  # between two lines about the counts
 CLOSE_TIMEOUT_S: Final = 5.0
+CLOSING_S: Final = 0.05  # between two looks at the time while it closes
 
 
 @dataclass(slots=True)
@@ -60,16 +58,18 @@ class _Waiting:
 
 
 class Outlet:
-    """Room for copies, and the thread that sends them.  Any thread may call it."""
+    """Room for copies, and the thread that hands them to the sender.  Any thread may call it."""
 
-    def __init__(self, settings: CaptureSettings) -> None:
+    def __init__(self, settings: CaptureSettings, close_timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         self.settings = settings
+        self.close_timeout_s = close_timeout_s
         self.counts = CaptureCounts()
         self._held_bytes = 0
         self._lock = threading.Lock()
         self._waiting: SimpleQueue[_Waiting] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._closing = threading.Event()
+        self._gives_up_at = 0.0  # once it is closing
         self._reported = (0.0, CaptureCounts())
         self._last_problem = ""
 
@@ -117,13 +117,14 @@ class Outlet:
         else:
             self.count_dropped()
 
-    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Send what waits, for so long at most; further copies begin a new thread."""
+    def close(self) -> None:
+        """Send what waits, for `close_timeout_s` at most; further copies begin a new thread."""
         with self._lock:
             thread = self._thread
         if thread is not None:
+            self._gives_up_at = time.monotonic() + self.close_timeout_s
             self._closing.set()
-            thread.join(timeout_s)
+            thread.join(self.close_timeout_s + END_S)
 
     def _begin(self) -> None:
         if self._thread is not None:
@@ -136,15 +137,20 @@ class Outlet:
                 atexit.register(self.close)
 
     def _run(self) -> None:
-        writer: TopicWriter | None = None
+        sender: Sender | None = None
         batch: list[_Waiting] = []
         try:
             while batch := self._next_batch():
                 messages = self._made(batch)
-                writer = writer or self._connected()
-                if writer is None:
-                    break  # closing
-                writer = self._write(writer, messages)
+                while True:
+                    sender = sender or self._started()
+                    if sender is not None and self._is_written(sender, messages):
+                        break
+                    if sender is not None:
+                        sender.close()
+                        sender = None
+                    if self._closing.wait(RETRY_S):
+                        return
                 self._release(batch)
                 batch = []
         except Exception as error:
@@ -156,8 +162,8 @@ class Outlet:
                 self.counts.dropped_at_end += len(batch)
                 self._thread = None
             self._release(batch)
-            if writer is not None:
-                writer.close()
+            if sender is not None:
+                sender.close()
             self._report(is_last=True)
 
     def _next_batch(self) -> list[_Waiting]:
@@ -187,39 +193,35 @@ class Outlet:
             time.sleep(0)  # the threads that serve clients go first
         return messages
 
-    def _connected(self) -> TopicWriter | None:
-        """A writer, as soon as there is a broker with the topic; None where the outlet closes first."""
-        while True:
-            try:
-                kafka, topic = self.settings.kafka, self.settings.topic
-                return TopicWriter(kafka, topic, name="shadowspec-capture", lesser=without_bodies)
-            except (ServiceUnavailableError, ConfigError) as error:
-                self._warn(str(error))
-            if self._closing.wait(RETRY_S):
-                return None
-            self._report()
-
-    def _write(self, writer: TopicWriter, messages: list[OutgoingMessage]) -> TopicWriter | None:
-        """Write messages; returns the writer for the next ones, or None where it holds some that nobody takes."""
+    def _started(self) -> Sender | None:
         try:
-            deliver(writer, messages, patience_s=math.inf, is_stopping=self._gives_up)
-        except ServiceUnavailableError as error:
-            self._warn(str(error))
-            if self._closing.is_set():
-                self.counts.dropped_at_end += len(messages)
-            else:
-                self.counts.dropped_refused += len(messages)
-            writer.close()
-            self._closing.wait(RETRY_S)
+            return Sender(self.settings)
+        except OSError as error:
+            self._warn(f"the process that writes copies cannot be started ({type(error).__name__})")
             return None
-        self.counts.sent += len(messages)
-        self._last_problem = ""
-        self._report()
-        return writer
 
-    def _gives_up(self) -> bool:
+    def _is_written(self, sender: Sender, messages: list[OutgoingMessage]) -> bool:
+        """Have a batch written and count it; False where the sender is gone, or the outlet closes and time is up."""
+        try:
+            sender.send(messages)
+            while not isinstance(reply := sender.reply(CLOSING_S if self._closing.is_set() else RETRY_S), Written):
+                if reply is not None:
+                    self._warn(reply.text)
+                self._report()
+                if self._closing.is_set() and time.monotonic() >= self._gives_up_at:
+                    return False
+        except (EOFError, OSError):
+            self._warn("the process that writes copies has ended, and another one begins")
+            return False
+        self.counts.sent += reply.sent
+        if not reply.refused:
+            self._last_problem = ""
+        elif self._closing.wait(RETRY_S):
+            self.counts.dropped_at_end += reply.refused
+        else:
+            self.counts.dropped_refused += reply.refused
         self._report()
-        return self._closing.is_set()
+        return True
 
     def _release(self, batch: list[_Waiting]) -> None:
         self.give_room(sum(waiting.num_bytes for waiting in batch))

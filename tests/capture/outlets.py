@@ -12,10 +12,11 @@ import pytest
 
 from shadowspec.capture.capture_settings import CaptureSettings
 from shadowspec.capture.outlet import Outlet
+from shadowspec.capture.sender import Written
 from shadowspec.tap.kafka.producer import OutgoingMessage
 from tests.services import PATIENCE_S, free_port
 
-CLOSE_S = 3.0  # for the thread of an outlet to end; with messages and without a broker it does not
+CLOSE_S = 3.0  # for an outlet without a broker to give up
 
 
 def settings(bootstrap: str = "", topic: str = "shadow.prompts", **limits: Any) -> CaptureSettings:
@@ -31,23 +32,35 @@ class KeptOutlet(Outlet):
         self.gate = threading.Event()
         self.gate.set()
 
-    def _connected(self) -> Any:
-        return self
+    def _started(self) -> Any:
+        return KeepingSender(self)
 
-    def _write(self, writer: Any, messages: list[OutgoingMessage]) -> Any:
-        self.gate.wait(PATIENCE_S)
-        self.messages += messages
-        self.counts.sent += len(messages)
-        return writer
+
+class KeepingSender:
+    """In place of a process and a broker."""
+
+    def __init__(self, outlet: KeptOutlet) -> None:
+        self.outlet = outlet
+
+    def send(self, messages: list[OutgoingMessage]) -> None:
+        self.outlet.gate.wait(PATIENCE_S)
+        self.outlet.messages += messages
+        self.num_messages = len(messages)
+
+    def reply(self, timeout_s: float) -> Written:
+        return Written(sent=self.num_messages, refused=0)
+
+    def close(self) -> None:
+        pass
 
 
 @contextmanager
 def outlet_to(bootstrap: str = "", topic: str = "shadow.prompts", **limits: Any) -> Iterator[Outlet]:
-    outlet = Outlet(settings(bootstrap, topic, **limits))
+    outlet = Outlet(settings(bootstrap, topic, **limits), PATIENCE_S if bootstrap else CLOSE_S)
     try:
         yield outlet
     finally:
-        outlet.close(CLOSE_S)
+        outlet.close()
 
 
 def until(is_done: Callable[[], bool]) -> None:

@@ -34,12 +34,13 @@ def put(outlet: Outlet, value: bytes, key: bytes = b"s") -> None:
 
 def test_a_broker_that_is_away_costs_copies_and_no_time(caplog: pytest.LogCaptureFixture) -> None:
     size = 1_000
-    outlet = Outlet(settings(max_waiting_bytes=10 * (size + CALL_BYTES)))
+    outlet = Outlet(settings(max_waiting_bytes=10 * (size + CALL_BYTES)), CLOSE_S)
     for _ in range(100):
         put(outlet, b"x" * size)  # nothing is ever sent, so that a call that waited would wait for ever
     assert outlet.counts.dropped_full == 90
     assert outlet.held_bytes == 10 * (size + CALL_BYTES)
-    outlet.close(CLOSE_S)
+    outlet.close()
+    assert (outlet.held_bytes, outlet.counts.dropped_at_end) == (0, 10)
 
 
 def test_what_cannot_be_made_a_message_is_counted_and_not_quoted(
