@@ -10,24 +10,38 @@ RESULTS = Path(__file__).parents[2] / "kernels" / "benchmarks" / "results"
 
 
 def capture() -> str:
-    """The sentences of the figures of the middleware, and of Envoy where it was measured."""
+    """The sentences of the figures of the middleware, and of the gateways and servers that were measured beside it."""
     document = _results("capture.json")
     rows = {(row["server"], row["answer_ms"]): row for row in document["results"]}
-    slow = max(answer_ms for _, answer_ms in rows)
-    copied, away = rows["with", slow], rows["broker away", slow]
-    envoy = rows.get(("Envoy, with", slow))
-    of_envoy = "" if envoy is None else f"Envoy's filters and access log make it {_times(envoy)} times. "
-    cost_ms = copied["cpu_ms_per_request"] - rows["without", slow]["cpu_ms_per_request"]
-    dropped = [f"{counts['dropped']:,} ({name})" for name, counts in document["copies"].items()]
-    return (
+    slow = max(answer_ms for _, answer_ms in rows if answer_ms is not None)
+    cost_ms = rows["with", slow]["cpu_ms_per_request"] - rows["without", slow]["cpu_ms_per_request"]
+    words = [
         f"A client sent {document['offered_per_s']:.0f} requests a second, and answers took {slow} ms in "
-        f"{document['chunks'] + 1} chunks. The middleware makes the median {_times(copied)} times that without it, and "
-        f"{_times(away)} times with the broker away. {of_envoy}Of answers without any delay "
-        f"({rows['without', 0]['p50_ms']:.1f} ms) it is {_times(rows['with', 0])} times. A request "
-        f"takes {cost_ms:.1f} ms more of a processor. Of {document['requests_each']:,} copies each were dropped: "
-        f"{', '.join(dropped)} ([results](../kernels/benchmarks/results/capture.json), load "
-        f"{document['load_of_machine']:.1f})."
+        f"{document['chunks'] + 1} chunks. The middleware makes the median {_times(rows['with', slow])} times that "
+        f"without it, and {_times(rows['broker away', slow])} times with the broker away."
+    ]
+    if envoy := rows.get(("Envoy, with", slow)):
+        words.append(f"Envoy's filters and access log make it {_times(envoy)} times.")
+    words.append(
+        f"Of answers without any delay ({rows['without', 0]['p50_ms']:.1f} ms) the middleware makes it "
+        f"{_times(rows['with', 0])} times. A request takes {cost_ms:.1f} ms more of a processor."
     )
+    for name, answer_ms in (("LiteLLM", slow), ("vLLM", None)):
+        if copied := rows.get((f"{name}, with", answer_ms)):
+            plain = rows[f"{name}, without", answer_ms]
+            words.append(
+                f"{name} bears {plain['borne_per_s']:.0f} a second there; at {plain['offered_per_s']:.0f} its median is "
+                f"{_times(copied)} times that without copies."
+            )
+    dropped = [
+        f"{counts['dropped']:,} of {document['requests'][name]:,} ({name})"
+        for name, counts in document["copies"].items()
+    ]
+    words.append(
+        f"Copies dropped: {'; '.join(dropped)} "
+        f"([results](../kernels/benchmarks/results/capture.json), load {document['load_of_machine']:.1f})."
+    )
+    return " ".join(words)
 
 
 def _times(row: dict[str, Any]) -> str:

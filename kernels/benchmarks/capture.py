@@ -10,8 +10,9 @@ The environments of LiteLLM and vLLM have `shadowspec` installed.  The broker, w
 own, gives way to all of them.
 
 A client offers each requests at a steady rate, whether earlier ones have been answered or not, in short turns one after
-the other.  A time is that from when a request was due until its answer ended.  LiteLLM and vLLM may bear less than the
-rate.  What they bear without the capture is measured first, and they are offered a share of it.
+the other.  A time is that from when a request was due until its answer ended.  LiteLLM and vLLM have turns of their own
+afterwards, since they take processor time without requests too.  They may bear less than the rate.  What they bear
+without the capture is measured first, and they are offered a share of it.
 """
 
 from __future__ import annotations
@@ -300,81 +301,36 @@ async def _dues(began: float, rate: float, seconds: float) -> AsyncIterator[tupl
         yield due, number
 
 
-def main() -> None:
-    """Measure, print, and write the results."""
-    parser = options(__doc__, "capture.json")
-    parser.add_argument("--rate", type=float, default=500.0, help="offered requests per second (default: %(default)s)")
-    parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--envoy", type=Path, help="Envoy's program: compare it too")
-    parser.add_argument("--litellm", type=Path, help="LiteLLM's program: compare it too")
-    parser.add_argument("--vllm", type=Path, help="the Python of vLLM's environment: compare it too")
-    arguments = parser.parse_args()
-    with ExitStack() as stack:
-        broker = stack.enter_context(kafka_server())
-        topics = stack.enter_context(Topics(broker.bootstrap))
-        give_way(broker.pid)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        topic_of: dict[str, str] = {}
-
-        def copying(name: str) -> dict[str, str]:
-            """The variables with which the server of this name copies to a topic of its own."""
-            topic_of[name] = topics.create(3)
-            return {"SHADOWSPEC_CAPTURE_TOPIC": topic_of[name], "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap}
-
-        away = copying("broker away") | {
-            "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": f"localhost:{free_port()}",
-            "SHADOWSPEC_CAPTURE_MAX_WAITING_BYTES": str(4 * 1024 * 1024),
-        }
-        servers = {
-            "without": stack.enter_context(served("answer")),
-            "with": stack.enter_context(served("Counted", "without", **copying("with"))),
-            "broker away": stack.enter_context(served("Counted", "without", **away)),
-        }
-        model = servers["without"].port
-        if arguments.envoy:
-            receiver = stack.enter_context(receiving(**copying("Envoy, with")))
-            for name, port in (("Envoy, without", None), ("Envoy, with", receiver)):
-                servers[name] = stack.enter_context(envoy(arguments.envoy, folder, model, port))
-        for name in ("LiteLLM, without", "LiteLLM, with") if arguments.litellm else ():
-            variables = copying(name) if name.endswith("with") else {}
-            servers[name] = stack.enter_context(litellm(arguments.litellm, folder, model, **variables))
-        for name in ("vLLM, without", "vLLM, with") if arguments.vllm else ():
-            variables = copying(name) if name.endswith("with") else {}
-            servers[name] = stack.enter_context(vllm(arguments.vllm, **variables))
-        turns: dict[tuple[str, int | None], list[list[float]]] = {
-            (name, answer_ms): [] for name, server in servers.items() for answer_ms in server.answers_ms
-        }
-        cpu = dict.fromkeys(turns, 0.0)
-        asked, borne_by = dict.fromkeys(servers, 0), {}
-        for name, server in servers.items():
-            for _ in range(2 if server.is_limited else 0):  # the first warms up
-                count, borne_by[name] = uvloop.run(borne(server, server.answers_ms[0]))
-                asked[name] += count
-        rates = {
-            name: min(arguments.rate, MOST_OF_BORNE * borne_by.get(server.base or name, float("inf")))
-            for name, server in servers.items()
-        }
-        for number in range(arguments.turns + 1):
-            for name, answer_ms in turns:
-                server = servers[name]
-                before = cpu_s(server.process)
-                times = uvloop.run(offer(server, answer_ms, rates[name], TURN_S))
-                time.sleep(0.5)  # the last copies are sent
-                asked[name] += len(times)
-                if number:  # the first turn warms up
-                    turns[name, answer_ms].append(times)
-                    cpu[name, answer_ms] += cpu_s(server.process) - before
-            print(f"turn {number} of {arguments.turns} is done", file=sys.stderr)
-        load = os.getloadavg()[0]
-        copies = {name: httpx.get(f"http://127.0.0.1:{servers[name].port}/").json() for name in ("with", "broker away")}
-        time.sleep(2.0)  # Envoy flushes its log each second
-        for name in set(topic_of) - set(copies):
-            arrived = len(read_topic(broker.bootstrap, topic_of[name], "%o"))
-            copies[name] = {"sent": arrived, "dropped": asked[name] - arrived}
-    medians = {each: [statistics.median(times) for times in of_each] for each, of_each in turns.items()}
+def measure(servers: dict[str, Server], rate: float, turns: int) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """A row of figures for each server and answer, and how many requests each server got."""
+    asked, borne_by = dict.fromkeys(servers, 0), {}
+    for name, server in servers.items():
+        for _ in range(2 if server.is_limited else 0):  # the first warms up
+            count, borne_by[name] = uvloop.run(borne(server, server.answers_ms[0]))
+            asked[name] += count
+    rates = {
+        name: min(rate, MOST_OF_BORNE * borne_by.get(server.base or name, float("inf")))
+        for name, server in servers.items()
+    }
+    of_each: dict[tuple[str, int | None], list[list[float]]] = {
+        (name, answer_ms): [] for name, server in servers.items() for answer_ms in server.answers_ms
+    }
+    cpu = dict.fromkeys(of_each, 0.0)
+    for number in range(turns + 1):
+        for name, answer_ms in of_each:
+            server = servers[name]
+            before = cpu_s(server.process)
+            times = uvloop.run(offer(server, answer_ms, rates[name], TURN_S))
+            time.sleep(0.5)  # the last copies are sent
+            asked[name] += len(times)
+            if number:  # the first turn warms up
+                of_each[name, answer_ms].append(times)
+                cpu[name, answer_ms] += cpu_s(server.process) - before
+        print(f"{', '.join(servers)}: turn {number} of {turns} is done", file=sys.stderr)
+    medians = {each: [statistics.median(times) for times in of_turns] for each, of_turns in of_each.items()}
     rows = []
-    for (name, answer_ms), of_each in turns.items():
-        times = sorted(time_ms for turn in of_each for time_ms in turn)
+    for (name, answer_ms), of_turns in of_each.items():
+        times = sorted(time_ms for turn in of_turns for time_ms in turn)
         base = medians[servers[name].base or name, answer_ms]
         ratios = [mine / plain for mine, plain in zip(medians[name, answer_ms], base, strict=True)]
         rows.append(
@@ -390,6 +346,68 @@ def main() -> None:
                 "cpu_ms_per_request": cpu[name, answer_ms] * 1e3 / len(times),
             }
         )
+    return rows, asked
+
+
+def main() -> None:
+    """Measure, print, and write the results."""
+    parser = options(__doc__, "capture.json")
+    parser.add_argument("--rate", type=float, default=500.0, help="offered requests per second (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--envoy", type=Path, help="Envoy's program: compare it too")
+    parser.add_argument("--litellm", type=Path, help="LiteLLM's program: compare it too")
+    parser.add_argument("--vllm", type=Path, help="the Python of vLLM's environment: compare it too")
+    arguments = parser.parse_args()
+    topic_of: dict[str, str] = {}
+    rows: list[dict[str, Any]] = []
+    asked: dict[str, int] = {}
+    with kafka_server() as broker, Topics(broker.bootstrap) as topics, tempfile.TemporaryDirectory() as made:
+        give_way(broker.pid)
+        folder = Path(made)
+
+        def copying(name: str) -> dict[str, str]:
+            """The variables with which the server of this name copies to a topic of its own."""
+            topic_of[name] = topics.create(3)
+            return {"SHADOWSPEC_CAPTURE_TOPIC": topic_of[name], "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": broker.bootstrap}
+
+        def add(servers: dict[str, Server]) -> None:
+            """Measure servers, and keep the figures."""
+            figures, counts = measure(servers, arguments.rate, arguments.turns)
+            rows.extend(figures)
+            asked.update(counts)
+
+        with ExitStack() as stack:
+            away = copying("broker away") | {
+                "SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": f"localhost:{free_port()}",
+                "SHADOWSPEC_CAPTURE_MAX_WAITING_BYTES": str(4 * 1024 * 1024),
+            }
+            servers = {
+                "without": stack.enter_context(served("answer")),
+                "with": stack.enter_context(served("Counted", "without", **copying("with"))),
+                "broker away": stack.enter_context(served("Counted", "without", **away)),
+            }
+            if arguments.envoy:
+                receiver = stack.enter_context(receiving(**copying("Envoy, with")))
+                for name, port in (("Envoy, without", None), ("Envoy, with", receiver)):
+                    gateway = envoy(arguments.envoy, folder, servers["without"].port, port)
+                    servers[name] = stack.enter_context(gateway)
+            add(servers)
+            load = os.getloadavg()[0]
+            ports = {name: servers[name].port for name in ("with", "broker away")}
+            copies = {name: httpx.get(f"http://127.0.0.1:{port}/").json() for name, port in ports.items()}
+            time.sleep(2.0)  # Envoy flushes its log each second
+        if arguments.litellm:
+            with served("answer") as model:
+                none = litellm(arguments.litellm, folder, model.port)
+                some = litellm(arguments.litellm, folder, model.port, **copying("LiteLLM, with"))
+                with none as plain, some as copied:
+                    add({"LiteLLM, without": plain, "LiteLLM, with": copied})
+        if arguments.vllm:
+            with vllm(arguments.vllm) as plain, vllm(arguments.vllm, **copying("vLLM, with")) as copied:
+                add({"vLLM, without": plain, "vLLM, with": copied})
+        for name in set(topic_of) - set(copies):
+            arrived = len(read_topic(broker.bootstrap, topic_of[name], "%o"))
+            copies[name] = {"sent": arrived, "dropped": asked[name] - arrived}
     show("milliseconds", [{key: value for key, value in row.items() if key != "ratios"} for row in rows])
     document = {
         "offered_per_s": arguments.rate,
