@@ -24,21 +24,22 @@ def capture() -> str:
         words.append(f"Envoy's filters and access log make it {_times(envoy)} times.")
     words.append(
         f"Of answers without any delay ({rows['without', 0]['p50_ms']:.1f} ms) the middleware makes it "
-        f"{_times(rows['with', 0])} times. A request takes {cost_ms:.1f} ms more of a processor."
+        f"{_times_by_turn(rows['with', 0])}. A request takes {cost_ms:.1f} ms more of a processor."
     )
     for name, answer_ms in (("LiteLLM", slow), ("vLLM", None)):
         if copied := rows.get((f"{name}, with", answer_ms)):
             plain = rows[f"{name}, without", answer_ms]
             words.append(
                 f"{name} bears {plain['borne_per_s']:.0f} a second there; at {plain['offered_per_s']:.0f} its median is "
-                f"{_times(copied)} times that without copies."
+                f"{_times_by_turn(copied)} that without copies."
             )
     dropped = [
-        f"{counts['dropped']:,} of {document['requests'][name]:,} ({name})"
+        f"{counts['dropped']:,} of {document['requests'][name]:,} copies ({name})"
         for name, counts in document["copies"].items()
+        if counts["dropped"]
     ]
     words.append(
-        f"Copies dropped: {'; '.join(dropped)} "
+        f"Dropped: {'; '.join(dropped) or 'nothing'} "
         f"([results](../kernels/benchmarks/results/capture.json), load {document['load_of_machine']:.1f})."
     )
     return " ".join(words)
@@ -46,6 +47,10 @@ def capture() -> str:
 
 def _times(row: dict[str, Any]) -> str:
     return f"{row['ratio_of_medians']:.3f}"
+
+
+def _times_by_turn(row: dict[str, Any]) -> str:
+    return f"{_times(row)} times (turns: {min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
 
 
 def endpoints_apart() -> str:
