@@ -22,17 +22,14 @@ def capture() -> str:
     ]
     if envoy := rows.get(("Envoy, with", slow)):
         words.append(f"Envoy's filters and access log make it {_times(envoy)} times.")
-    words.append(
-        f"Of answers without any delay ({rows['without', 0]['p50_ms']:.1f} ms) the middleware makes it "
-        f"{_times_by_turn(rows['with', 0])}. A request takes {cost_ms:.1f} ms more of a processor."
-    )
-    for name, answer_ms in (("LiteLLM", slow), ("vLLM", None)):
-        if copied := rows.get((f"{name}, with", answer_ms)):
-            plain = rows[f"{name}, without", answer_ms]
-            words.append(
-                f"{name} bears {plain['borne_per_s']:.0f} a second there; at {plain['offered_per_s']:.0f} its median is "
-                f"{_times_by_turn(copied)} that without copies."
-            )
+    words.append(f"A request takes {cost_ms:.1f} ms more of a processor.")
+    limited = [
+        f"{name} bears {rows[f'{name}, without', answer_ms]['borne_per_s']:.0f} a second there: {_times(copied)} times "
+        f"at half of that (turns: {min(copied['ratios']):.2f} to {max(copied['ratios']):.2f})."
+        for name, answer_ms in (("LiteLLM", slow), ("vLLM", None))
+        if (copied := rows.get((f"{name}, with", answer_ms)))
+    ]
+    words += limited
     dropped = [
         f"{counts['dropped']:,} of {document['requests'][name]:,} copies ({name})"
         for name, counts in document["copies"].items()
@@ -47,10 +44,6 @@ def capture() -> str:
 
 def _times(row: dict[str, Any]) -> str:
     return f"{row['ratio_of_medians']:.3f}"
-
-
-def _times_by_turn(row: dict[str, Any]) -> str:
-    return f"{_times(row)} times (turns: {min(row['ratios']):.2f} to {max(row['ratios']):.2f})"
 
 
 def endpoints_apart() -> str:
@@ -73,6 +66,23 @@ def endpoints_apart() -> str:
         f"{lost or 'No'} message was lost or counted twice "
         "([results](../kernels/benchmarks/results/endpoints_apart.json))."
     )
+
+
+def tap() -> str:
+    """How many messages the tap takes."""
+    document = _results("tap.json")
+    rows = {row["contestant"]: row for row in document["results"]}
+    everything, some = rows["tap, everything measured"], rows["tap, 10% of sessions"]
+    text, some_text = (rows[f"{name}, text only"] for name in ("tap, everything measured", "tap, 10% of sessions"))
+    return (
+        f"On {document['machine']['cores']} cores the tap takes {_per_second(everything)} messages of 2 kB a second, "
+        f"and {_per_second(some)} at 10% of sessions. Where it tokenises, it takes {_per_second(text)} and "
+        f"{_per_second(some_text)} ([results](../kernels/benchmarks/results/tap.json))."
+    )
+
+
+def _per_second(row: dict[str, Any]) -> str:
+    return f"{row['messages_per_second']:,.0f}"
 
 
 def _results(name: str) -> dict[str, Any]:

@@ -28,6 +28,7 @@ PARTS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "formats.md": {"funnel": codes.funnel},
     "reading-a-hold.md": {"hold": codes.hold, "other verdicts": codes.other_verdicts},
     "jobs/on-call.md": {"alerts": alerts.alerts},
+    "kafka.md": {"tap": bench_figures.tap},
     "metrics.md": {"metrics": metrics.metrics, "verdicts": metrics.verdicts},
     "planning.md": {"fleet week": planning.fleet_week},
     "worker.md": {"endpoints apart": bench_figures.endpoints_apart},

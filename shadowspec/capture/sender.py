@@ -30,7 +30,7 @@ from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter, deliver
 RETRY_S: Final = 1.0  # between two attempts to reach the brokers
 END_S: Final = 2.0  # for the child to end by itself, before it is killed
 LAST_S: Final = 5.0  # for the batch that is being written when the parent is killed
-NICENESS: Final = 10  # where the system has no class for what gives way to everybody
+NICENESS: Final = 10  # where there is no class for what gives way to everybody
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class _Child:
 
 def give_way() -> None:
     """Have what serves clients on this machine take the processor before this process, at once."""
-    if hasattr(os, "SCHED_IDLE"):
+    try:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
+    except (AttributeError, OSError):  # another system, or a sandbox that refuses it
         os.nice(NICENESS)
 
 
