@@ -23,13 +23,12 @@ def capture() -> str:
     if envoy := rows.get(("Envoy, with", slow)):
         words.append(f"Envoy's filters and access log make it {_times(envoy)} times.")
     words.append(f"A request takes {cost_ms:.1f} ms more of a processor.")
-    limited = [
+    words += [
         f"{name} bears {rows[f'{name}, without', answer_ms]['borne_per_s']:.0f} a second there: {_times(copied)} times "
         f"at half of that (turns: {min(copied['ratios']):.2f} to {max(copied['ratios']):.2f})."
         for name, answer_ms in (("LiteLLM", slow), ("vLLM", None))
         if (copied := rows.get((f"{name}, with", answer_ms)))
     ]
-    words += limited
     dropped = [
         f"{counts['dropped']:,} of {document['requests'][name]:,} copies ({name})"
         for name, counts in document["copies"].items()

@@ -106,7 +106,7 @@ class CapturedCall:
             self._outlet.give_room(CALL_BYTES + self._room)
 
     def _has_taken_room(self, size: int) -> bool:
-        """Take room for so many bytes beyond what is left, and more where there is more."""
+        """Take room for a chunk of this size, and for later ones where there is room for a step."""
         for more in (max(size, ROOM_STEP), size - self._room):
             if self._outlet.take_room(more):
                 self._room += more

@@ -1,4 +1,4 @@
-"""The outlet: copies of calls wait in memory, within a bound, and a process of its own writes them to the topic.
+"""The outlet: copies of calls wait in memory, within a bound, and a separate process writes them to the topic.
 
 Invariants:
 - Nothing that an adapter calls waits for the brokers, the thread, the process or the disk, or raises.  A copy for which

@@ -1,7 +1,7 @@
 """The process that writes copies to the mirror's topic: a gateway's or server's own interpreter has no time for it.
 
 A thread of Python holds the interpreter's lock for up to 5 ms, and a producer needs a third of a millisecond a message:
-chunks of all clients would wait.  So the outlet starts this module as a process of its own, which gives way to others.
+chunks of all clients would wait.  So the outlet starts this module as a separate process, which gives way to others.
 Parent and child share a socket.  The parent sends the settings and then batches; the child answers each batch with one
 `Written`, and before it with any number of `Problem`.  The child ends with the parent, whatever ends that.
 """
@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from shadowspec.capture.capture_settings import CaptureSettings
+from shadowspec.child_processes import STOPPING, stopping_blocked
 from shadowspec.errors import ConfigError, ServiceUnavailableError
 from shadowspec.tap.kafka.arrivals import without_bodies
 from shadowspec.tap.kafka.producer import OutgoingMessage, TopicWriter, deliver
@@ -57,7 +58,7 @@ class Sender:
 
     def __init__(self, settings: CaptureSettings) -> None:
         ours, theirs = socket.socketpair()
-        with ours, theirs:
+        with ours, theirs, stopping_blocked():
             # By import, not by -m: what the child pickles must be of this module, not of `__main__`.
             command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
             command += [str(theirs.fileno()), str(os.getpid())]
@@ -151,7 +152,10 @@ def give_way() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process soon after its parent, whatever it waits for."""
+    """End this process soon after its parent, whatever it waits for.
+
+    Not `end_with_parent`: the batch that is being written would go with a parent that is killed.
+    """
     while os.getppid() == parent:
         time.sleep(RETRY_S)
     time.sleep(LAST_S)
@@ -160,8 +164,9 @@ def _end_with(parent: int) -> None:
 
 def main() -> None:
     """Be the child: of the socket and of the process whose numbers are given."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPPING:
         signal.signal(number, signal.SIG_IGN)  # those of a group: the parent says when the last copy is sent
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     give_way()
     logging.disable()  # the parent logs problems
     descriptor, parent = map(int, sys.argv[1:])

@@ -54,6 +54,11 @@ class KeepingSender:
         pass
 
 
+def put(outlet: Outlet, value: bytes, key: Any = b"s") -> None:
+    """Offer a message."""
+    outlet.offer(len(value), lambda: OutgoingMessage(key, value))
+
+
 @contextmanager
 def outlet_to(bootstrap: str = "", topic: str = "shadow.prompts", **limits: Any) -> Iterator[Outlet]:
     outlet = Outlet(settings(bootstrap, topic, **limits), PATIENCE_S if bootstrap else CLOSE_S)

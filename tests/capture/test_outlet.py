@@ -16,7 +16,7 @@ from shadowspec.capture.capture_settings import capture_settings
 from shadowspec.capture.outlet import CALL_BYTES, Outlet
 from shadowspec.errors import ConfigError, RecordError
 from shadowspec.tap.kafka.producer import OutgoingMessage
-from tests.capture.outlets import CLOSE_S, KeptOutlet, outlet_to, settings, until
+from tests.capture.outlets import CLOSE_S, KeptOutlet, outlet_to, put, settings, until
 from tests.kafka_server import KafkaServer
 from tests.kafka_topics import Topics, read_topic
 from tests.services import free_port
@@ -26,10 +26,6 @@ ROOT = Path(__file__).parents[2]
 SECRET = "the prompt of a client"
 WANTED = {"SHADOWSPEC_KAFKA_BOOTSTRAP_SERVERS": "a:1, b:2", "SHADOWSPEC_CAPTURE_TOPIC": "shadow.prompts"}
 NewKafka = Callable[[], KafkaServer]
-
-
-def put(outlet: Outlet, value: bytes, key: bytes = b"s") -> None:
-    outlet.offer(len(value), lambda: OutgoingMessage(key, value))
 
 
 def test_a_broker_that_is_away_costs_copies_and_no_time(caplog: pytest.LogCaptureFixture) -> None:

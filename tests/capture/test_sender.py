@@ -13,16 +13,11 @@ import pytest
 
 from shadowspec.capture.outlet import Outlet
 from shadowspec.capture.sender import Sender
-from shadowspec.tap.kafka.producer import OutgoingMessage
-from tests.capture.outlets import outlet_to, settings, until
+from tests.capture.outlets import outlet_to, put, settings, until
 from tests.kafka_topics import Topics, read_topic
 from tests.services import free_port
 
 ROOT = Path(__file__).parents[2]
-
-
-def put(outlet: Outlet, value: bytes, key: Any = b"s") -> None:
-    outlet.offer(len(value), lambda: OutgoingMessage(key, value))
 
 
 @pytest.fixture
