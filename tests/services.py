@@ -114,6 +114,14 @@ def _command(user: str | None, *arguments: object, log: Path | None = None) -> N
         raise ServiceMissingError(f"{Path(str(arguments[0])).name} failed ({done.returncode}):\n{said}\n{kept}")
 
 
+def is_running(process: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def free_ports(count: int) -> list[int]:
     """Different ports that nothing listened on a moment ago."""
     with ExitStack() as stack:

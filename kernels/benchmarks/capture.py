@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import psutil
 import uvloop
 import yaml  # type: ignore[import-untyped]
 
@@ -257,13 +258,9 @@ class Client:
 
 def cpu_s(process: int) -> float:
     """Processor time that a process and the living ones below it have taken."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    below = [
-        int(child)
-        for thread in Path(f"/proc/{process}/task").iterdir()
-        for child in (thread / "children").read_text(encoding="ascii").split()
-    ]
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") + sum(map(cpu_s, below))
+    top = psutil.Process(process)
+    taken = [process.cpu_times() for process in (top, *top.children(recursive=True))]
+    return sum(times.user + times.system for times in taken)
 
 
 async def offer(server: Server, answer_ms: int | None, rate: float, seconds: float) -> list[float]:

@@ -15,7 +15,7 @@ from shadowspec.capture.outlet import Outlet
 from shadowspec.capture.sender import Sender
 from tests.capture.outlets import outlet_to, put, settings, until
 from tests.kafka_topics import Topics, read_topic
-from tests.services import free_port
+from tests.services import free_port, is_running
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,13 +93,6 @@ def test_a_sender_without_brokers_ends_with_its_parent() -> None:
     parent.wait()
     parent.stdout.close()
     until(lambda: not is_running(number))
-
-
-def is_running(process: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def test_a_sender_that_cannot_start_costs_copies_only(

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from shadowspec.app.try_out import server_keeper, started_servers
 from tests.builders.workspace import Workspace, record, write_traffic
 from tests.cli.test_try_servers import chat
 from tests.cli_process import Result
+from tests.services import is_running
 
 NUM_RECORDS = 12
 PATIENCE_S = 120.0
@@ -63,14 +63,6 @@ class Place:
     def is_clean(self) -> bool:
         """Whether no process and no log is left."""
         return not any(map(is_running, self.started)) and not list(self.logs.glob("shadowspec-*"))
-
-
-def is_running(number: int) -> bool:
-    """Whether a process runs; one that nobody has waited for does not."""
-    try:
-        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture

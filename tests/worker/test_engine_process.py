@@ -29,7 +29,7 @@ from shadowspec.worker.engine_process import (
     Ready,
 )
 from tests.fakes import FakeEngine, FakeEngineFactory, Marks
-from tests.services import PATIENCE_S
+from tests.services import PATIENCE_S, is_running
 from tests.worker.blocks import block, prompt
 
 pytestmark = pytest.mark.slow  # all of them together
@@ -216,11 +216,6 @@ def run_parent(tmp_path: Path, what: str) -> tuple[subprocess.Popen[str], int]:
     )
     assert parent.stdout is not None
     return parent, int(parent.stdout.readline())
-
-
-def is_running(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
 @pytest.mark.parametrize("what", ["stay", "leave"])
