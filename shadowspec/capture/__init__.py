@@ -5,5 +5,5 @@ an answer.  A copy that is dropped is counted, and no log line holds a part of o
 
 In: calls as an adapter sees them, or the lines of a growing log.
 Out: messages in a format that the tap reads.
-Imports: tap, types, errors.
+Imports: tap, child_processes, types, errors.
 """
