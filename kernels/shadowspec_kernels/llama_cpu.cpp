@@ -38,6 +38,9 @@ constexpr int64_t TASK_BYTES = 64 * 1024;   // of weights that a task reads
 constexpr int64_t TASK_PRODUCTS = 1 << 20;  // of a task: some 20 microseconds
 constexpr int64_t FEWEST_OUTPUTS = 16;      // of a task of many rows, whose states are read again by each task
 constexpr int64_t BLOCK_ROWS = 24;          // whose states stay in the first cache, if they are short
+constexpr int64_t MOST_QUERIES = 32;        // of a task, whose scores stay in the second cache at 8,000 columns
+constexpr int64_t TILE_COLUMNS = 64;        // of keys or values, which stay in the first cache
+constexpr int64_t TASKS_OF_THREAD = 4;      // of attention, at least, so that no thread waits long for another
 constexpr int64_t AHEAD = 32 * 1024;        // bytes, in the memory's order, by which weights are prefetched
 constexpr int64_t LINE = 64;                // bytes of a line of the cache
 constexpr int64_t SCALED = 32;              // int8 weights that share a scale
@@ -476,54 +479,89 @@ void turn(float* head, const float* angles, int64_t head_dim) {
     }
 }
 
-inline float dot(const float* left, const float* right, int64_t size) {
-    Lanes products = {};
-    int64_t k = 0;
-    for (; k + LANES <= size; k += LANES) products += load(left + k) * load(right + k);
-    if (k < size) products += load_first(left + k, size - k) * load_first(right + k, size - k);
-    return sum(products);
-}
-
-// COUNT vectors of the sum of the values' rows by their weights.
+// COUNT products of a query with keys, `stride` numbers apart.
 template <int COUNT>
-inline void mix(const float* weights, const float* values, int64_t stride, int64_t seen, float scale, float* out) {
-    Lanes sums[COUNT] = {};
-    for (int64_t column = 0; column < seen; ++column)
-        for (int i = 0; i < COUNT; ++i) sums[i] += weights[column] * load(values + column * stride + i * LANES);
-    for (int i = 0; i < COUNT; ++i) store(out + i * LANES, sums[i] * scale);
+inline void dots(const float* query, const float* keys, int64_t stride, int64_t head_dim, float* out) {
+    Lanes products[COUNT] = {};
+    int64_t k = 0;
+    for (; k + LANES <= head_dim; k += LANES)
+        for (int i = 0; i < COUNT; ++i) products[i] = fused(load(query + k), load(keys + i * stride + k), products[i]);
+    if (k < head_dim)
+        for (int i = 0; i < COUNT; ++i)
+            products[i] = fused(load_first(query + k, head_dim - k), load_first(keys + i * stride + k, head_dim - k),
+                                products[i]);
+    store_sums<COUNT>(products, out);
 }
 
-// One query over the first `seen` columns.
-void attend(const float* query, const float* keys, const float* values, int64_t stride, int64_t seen, int64_t head_dim,
-            float* out) {
-    const int64_t padded = (seen + LANES - 1) / LANES * LANES;
-    float* const scores = at_least(Scratch::of_thread().scores, padded);
-    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-    float highest = -INFINITY;
-    for (int64_t column = 0; column < seen; ++column) {
-        scores[column] = dot(query, keys + column * stride, head_dim) * scale;
-        highest = std::max(highest, scores[column]);
+// Adds to COUNT vectors of `out` the sum of so many values' rows by their weights.
+template <int COUNT>
+inline void mix(const float* weights, const float* values, int64_t stride, int64_t number, float* out) {
+    Lanes sums[COUNT];
+    for (int i = 0; i < COUNT; ++i) sums[i] = load(out + i * LANES);
+    for (int64_t column = 0; column < number; ++column)
+        for (int i = 0; i < COUNT; ++i)
+            sums[i] = fused(Lanes{} + weights[column], load(values + column * stride + i * LANES), sums[i]);
+    for (int i = 0; i < COUNT; ++i) store(out + i * LANES, sums[i]);
+}
+
+// Scores become weights, e^(score * scale - the highest); returns 1 / their sum.
+float soften(float* scores, int64_t seen, float scale) {
+    Lanes highest = Lanes{} - INFINITY, totals = {};
+    for (int64_t column = 0; column < seen; column += LANES) {
+        const int64_t count = std::min<int64_t>(LANES, seen - column);
+        for (int64_t i = count; i < LANES; ++i) scores[column + i] = -INFINITY;  // the memory is of whole vectors
+        const Lanes scaled = load(scores + column) * scale;
+        highest = scaled > highest ? scaled : highest;
+        store(scores + column, scaled);
     }
-    for (int64_t column = seen; column < padded; ++column) scores[column] = -INFINITY;
-    Lanes totals = {};
-    for (int64_t column = 0; column < padded; column += LANES) {
-        Lanes weights = exponential(load(scores + column) - highest);
-        if (column + LANES > seen) {  // past the end nothing is added
-            store(scores + column, weights);
-            weights = load_first(scores + column, seen - column);
-        }
+    float most = highest[0];
+    for (int i = 1; i < LANES; ++i) most = std::max(most, highest[i]);
+    for (int64_t column = 0; column < seen; column += LANES) {
+        const Lanes weights = exponential(load(scores + column) - most);
         store(scores + column, weights);
-        totals += weights;
+        totals += column + LANES > seen ? load_first(scores + column, seen - column) : weights;
     }
-    const float inverse = 1.0f / sum(totals);
-    int64_t k = 0;
-    for (; k + 4 * LANES <= head_dim; k += 4 * LANES) mix<4>(scores, values + k, stride, seen, inverse, out + k);
-    for (; k + LANES <= head_dim; k += LANES) mix<1>(scores, values + k, stride, seen, inverse, out + k);
-    for (; k < head_dim; ++k) {
-        float total = 0;
-        for (int64_t column = 0; column < seen; ++column) total += scores[column] * values[column * stride + k];
-        out[k] = total * inverse;
-    }
+    return 1.0f / sum(totals);
+}
+
+// `count` queries over keys and values that they share, each over the first `seen` columns.  All of them read a tile of
+// keys or values while it is in the nearest cache: a step of several tokens over a long context takes the time in which
+// the context is read once.  A query's sums are in the columns' order, whatever others are beside it.
+void attend(const float* const* queries, const int64_t* seen, int64_t count, const float* keys, const float* values,
+            int64_t stride, int64_t head_dim, float* out) {
+    const int64_t longest = *std::max_element(seen, seen + count), padded = (longest + LANES - 1) / LANES * LANES;
+    float* const scores = at_least(Scratch::of_thread().scores, count * padded);
+    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+    for (int64_t from = 0; from < longest; from += TILE_COLUMNS)
+        for (int64_t q = 0; q < count; ++q) {
+            const int64_t to = std::min(from + TILE_COLUMNS, seen[q]);
+            int64_t column = from;
+            for (; column + LANES <= to; column += LANES)
+                dots<LANES>(queries[q], keys + column * stride, stride, head_dim, scores + q * padded + column);
+            for (; column < to; ++column)
+                dots<1>(queries[q], keys + column * stride, stride, head_dim, scores + q * padded + column);
+        }
+    float inverse[MOST_QUERIES];
+    for (int64_t q = 0; q < count; ++q) inverse[q] = soften(scores + q * padded, seen[q], scale);
+    std::memset(out, 0, count * head_dim * sizeof(float));
+    for (int64_t from = 0; from < longest; from += TILE_COLUMNS)
+        for (int64_t q = 0; q < count; ++q) {
+            const int64_t number = std::min(TILE_COLUMNS, seen[q] - from);
+            const float* const weights = scores + q * padded + from;
+            const float* const rows = values + from * stride;
+            float* const mixed = out + q * head_dim;
+            int64_t k = 0;
+            for (; k + 8 * LANES <= head_dim; k += 8 * LANES) mix<8>(weights, rows + k, stride, number, mixed + k);
+            for (; k + LANES <= head_dim; k += LANES) mix<1>(weights, rows + k, stride, number, mixed + k);
+            if (k < head_dim) {
+                Lanes sums = load_first(mixed + k, head_dim - k);
+                for (int64_t column = 0; column < number; ++column)
+                    sums = fused(Lanes{} + weights[column], load_first(rows + column * stride + k, head_dim - k), sums);
+                std::memcpy(mixed + k, &sums, (head_dim - k) * sizeof(float));
+            }
+        }
+    for (int64_t q = 0; q < count; ++q)
+        for (int64_t k = 0; k < head_dim; ++k) out[q * head_dim + k] *= inverse[q];
 }
 
 // out[k] = gate[k] / (1 + e^-gate[k]) * up[k]
@@ -540,6 +578,14 @@ void gate(const float* gates, const float* ups, int64_t size, float* out) {
 struct Shared {
     std::vector<float> mixed, attended, activated;
 };
+
+// Tasks among which the queries of a row that share keys are divided, so that each thread has some.
+int64_t num_parts(const Pass& pass, int64_t keep, int64_t heads, int64_t kv_heads) {
+    const int64_t queries = keep * (heads / kv_heads), wanted = TASKS_OF_THREAD * pass.threads;
+    const int64_t for_memory = (queries + MOST_QUERIES - 1) / MOST_QUERIES;
+    const int64_t for_threads = (wanted + pass.rows * kv_heads - 1) / (pass.rows * kv_heads);
+    return std::min(queries, std::max(for_memory, for_threads));
+}
 
 template <typename Weights>
 void run_thread(const Model& model, const Pass& pass, Plan& plan, Shared& shared) {
@@ -601,18 +647,37 @@ void run_thread(const Model& model, const Pass& pass, Plan& plan, Shared& shared
 
         if (index + 1 == model.num_layers) keep = pass.keep;
         const int64_t kept_rows = pass.rows * keep;
-        float* const looked = at_least(scratch.out, head_dim);
+        // A task is some queries of a row that share keys: token by token, those of all heads of the group.
+        float* const looked = at_least(scratch.out, MOST_QUERIES * head_dim);
+        const int64_t of_heads = keep * group, parts = num_parts(pass, keep, heads, kv_heads);
+        const auto place_of = [&](int64_t task, int64_t query) {  // kept row and head
+            const int64_t row = task / parts / kv_heads, head = task / parts % kv_heads;
+            return std::pair(row * keep + query / group, head * group + query % group);
+        };
+        const auto from_of = [&](int64_t task) { return of_heads * (task % parts) / parts; };
+        const auto to_of = [&](int64_t task) { return of_heads * (task % parts + 1) / parts; };
         worker.share(
-            kept_rows * heads,
+            pass.rows * kv_heads * parts,
             [&](int64_t task) {
-                const int64_t row = row_of(task / heads), head = task % heads;
-                const float* const keys =
-                    cache + row / pass.count * pass.slot_stride + head / group * pass.head_stride;
-                const int64_t seen = std::min(pass.columns[row] + 1, pass.width);
-                attend(mixed + row * num_mixed + head * head_dim, keys, keys + kv_heads * pass.head_stride,
-                       pass.column_stride, seen, head_dim, looked);
+                const float* queries[MOST_QUERIES];
+                int64_t seen[MOST_QUERIES];
+                for (int64_t query = from_of(task), q = 0; query < to_of(task); ++query, ++q) {
+                    const auto [kept, head] = place_of(task, query);
+                    queries[q] = mixed + row_of(kept) * num_mixed + head * head_dim;
+                    seen[q] = std::min(pass.columns[row_of(kept)] + 1, pass.width);
+                }
+                const float* const keys = cache + task / parts / kv_heads * pass.slot_stride +
+                                          task / parts % kv_heads * pass.head_stride;
+                attend(queries, seen, to_of(task) - from_of(task), keys, keys + kv_heads * pass.head_stride,
+                       pass.column_stride, head_dim, looked);
             },
-            [&](int64_t task) { std::memcpy(attended + task * head_dim, looked, head_dim * sizeof(float)); });
+            [&](int64_t task) {
+                for (int64_t query = from_of(task), q = 0; query < to_of(task); ++query, ++q) {
+                    const auto [kept, head] = place_of(task, query);
+                    std::memcpy(attended + (kept * heads + head) * head_dim, looked + q * head_dim,
+                                head_dim * sizeof(float));
+                }
+            });
 
         share_product<Weights>(worker, layer.output, attended_size, hidden, attended, kept_rows, add);
 

@@ -26,7 +26,7 @@ from shadowspec_kernels.llama_weights import (
 )
 
 PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, phases=(Phase.explicit, Phase.generate))
-COLUMNS = 40
+COLUMNS = 240  # several tiles of attention
 
 
 @contextmanager
@@ -124,8 +124,8 @@ def run(weights: LlamaWeights, operands: CachedPass) -> PassOutputs:
 
 @PROPERTY
 @given(
-    lengths=st.lists(st.integers(0, 25), min_size=1, max_size=4),
-    count=st.integers(1, 6),
+    lengths=st.lists(st.integers(0, 25) | st.sampled_from([59, 64, 130, 200]), min_size=1, max_size=4),
+    count=st.integers(1, 6) | st.just(30),
     layers=st.integers(1, 3),
     hidden=st.integers(1, 70),
     kv_heads=st.integers(1, 3),
@@ -172,16 +172,19 @@ def test_passes_are_the_twins(
     torch.testing.assert_close(list(operands.caches), expected_caches, atol=2e-4, rtol=2e-4)
 
 
-def test_a_verified_token_has_the_logits_of_a_plain_step() -> None:
-    """Five tokens of four rows at once, and each row's one after the other: the same bits, in logits and caches."""
+@pytest.mark.parametrize(("lengths", "count"), [([3, 0, 17, 30], 5), ([63, 190, 1, 64], 5), ([0, 100], 40)])
+def test_a_verified_token_has_the_logits_of_a_plain_step(lengths: list[int], count: int) -> None:
+    """Tokens of several rows at once, and each row's one after the other: the same bits, in logits and caches.
+
+    The numbers of queries and columns reach beyond a task and a tile of attention.
+    """
     weights = random_weights(layers=2, hidden=96, heads=6, group=3, head_dim=32, intermediate=160, has_extras=True)
-    lengths = [3, 0, 17, 30]
-    operands = random_pass(weights, lengths, 5)
+    operands = random_pass(weights, lengths, count)
     alone = replace(operands, caches=[cache.clone() for cache in operands.caches])
     together = run(weights, operands)
     with threads(1):
         for row, length in enumerate(lengths):
-            for token in range(5):
+            for token in range(count):
                 one = CachedPass(
                     alone.hidden[row : row + 1, token : token + 1],
                     alone.columns[row : row + 1, token : token + 1],
