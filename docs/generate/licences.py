@@ -90,6 +90,7 @@ _READ_BY_HAND = {
     "atheris": "Apache-2.0",  # its LICENSE
     "axe-playwright-python": "MIT AND MPL-2.0",  # its LICENSE, and the head of axe.min.js
     "cuda-toolkit": "LicenseRef-NVIDIA-Proprietary",  # only names NVIDIA's packages, and has no files
+    "fastokens": "Apache-2.0",  # its LICENSE
     "python-dateutil": "BSD-3-Clause",  # its LICENSE: this one covers all of it, Apache-2.0 only newer parts
 }
 

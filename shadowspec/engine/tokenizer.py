@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from shadowspec.errors import ModelError
 from shadowspec.model_folder import AGAIN, TargetTokenizer, require_settings, require_tokenizer
+from shadowspec.model_folder.encoder import Encoder
 
 transformers_logging.disable_progress_bar()  # stderr is ours
 
@@ -29,16 +30,12 @@ class FolderTokenizer(TargetTokenizer):
     raw: Any  # transformers'
     context_length: int  # tokens
     vocabulary_size: int
-    # What computes the ids without offsets and masks, in about two thirds of the time; None where the class adds to it.
-    _backend: Any = field(init=False, repr=False, compare=False)
+    _encoder: Encoder | None = field(repr=False, compare=False)  # None: transformers' class adds to its library's ids
 
-    def __post_init__(self) -> None:
-        is_plain = getattr(type(self.raw), "_encode_plus", None) is TokenizersBackend._encode_plus  # noqa: SLF001
-        backend = self.raw.backend_tokenizer if is_plain and not self.raw.split_special_tokens else None
-        if backend is not None:  # as transformers sets it for a text that is to be neither cut nor filled
-            backend.no_truncation()
-            backend.no_padding()
-        object.__setattr__(self, "_backend", backend)
+    @classmethod
+    def of(cls, raw: Any, context_length: int, vocabulary_size: int) -> FolderTokenizer:
+        """Of a tokenizer that transformers loaded."""
+        return cls(raw, context_length, vocabulary_size, _encoder_of(raw))
 
     def with_context(self, length: int) -> FolderTokenizer:
         return replace(self, context_length=length)
@@ -62,10 +59,9 @@ class FolderTokenizer(TargetTokenizer):
         )
 
     def _all_ids(self, texts: Sequence[str], *, adds_special: bool) -> list[list[int]]:
-        if self._backend is None:
+        if self._encoder is None:
             return [list(self.raw(text, add_special_tokens=adds_special)["input_ids"]) for text in texts]
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=adds_special)
-        return [encoding.ids for encoding in encodings]
+        return self._encoder.all_ids(texts, adds_special=adds_special)
 
     def _text(self, token_ids: Sequence[int], *, skips_special: bool) -> str:
         return str(self.raw.decode(list(token_ids), skip_special_tokens=skips_special))
@@ -119,7 +115,18 @@ def load_tokenizer(path: str) -> FolderTokenizer:
     except Exception as error:  # likewise
         require_tokenizer(name, Path(path), is_thorough=True)
         raise unloadable(path, error) from error
-    return FolderTokenizer(raw, int(config.max_position_embeddings), int(config.vocab_size))
+    return FolderTokenizer.of(raw, int(config.max_position_embeddings), int(config.vocab_size))
+
+
+def _encoder_of(raw: Any) -> Encoder | None:
+    """What computes the ids that transformers' tokenizer would; None: its class adds to them."""
+    is_plain = getattr(type(raw), "_encode_plus", None) is TokenizersBackend._encode_plus  # noqa: SLF001
+    if not is_plain or raw.split_special_tokens:
+        return None
+    backend = raw.backend_tokenizer
+    backend.no_truncation()  # as transformers sets it for a text that is to be neither cut nor filled
+    backend.no_padding()
+    return Encoder(backend)
 
 
 def unloadable(path: str, error: Exception) -> ModelError:

@@ -309,7 +309,7 @@ def test_a_tokenizer_that_is_saved_with_a_limit_cuts_nothing() -> None:
     raw = letter_tokenizer()
     raw.backend_tokenizer.enable_truncation(2)
     raw.backend_tokenizer.enable_padding(length=9)
-    assert len(FolderTokenizer(raw, 256, VOCABULARY).encode_output("abab")) == 4
+    assert len(FolderTokenizer.of(raw, 256, VOCABULARY).encode_output("abab")) == 4
 
 
 def test_a_tokenizer_class_with_another_encoding_is_asked_itself() -> None:
@@ -318,4 +318,4 @@ def test_a_tokenizer_class_with_another_encoding_is_asked_itself() -> None:
             return super()._encode_plus(text + text, *arguments, **options)
 
     raw = Doubling(tokenizer_object=letter_tokenizer().backend_tokenizer)
-    assert len(FolderTokenizer(raw, 256, VOCABULARY).encode_output("ab")) == 4
+    assert len(FolderTokenizer.of(raw, 256, VOCABULARY).encode_output("ab")) == 4

@@ -39,7 +39,7 @@ RULES = (VerifyRule.REJECTION, VerifyRule.GREEDY_DRAFT, VerifyRule.EXACT_MATCH)
 
 
 def folder_tokenizer(raw: Any, size: int | None = None) -> FolderTokenizer:
-    return FolderTokenizer(raw, 256, size or len(raw.get_vocab()))
+    return FolderTokenizer.of(raw, 256, size or len(raw.get_vocab()))
 
 
 @pytest.fixture(scope="module")

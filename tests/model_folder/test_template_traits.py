@@ -59,8 +59,8 @@ def test_roles() -> None:
 
 def test_a_folder_s_template_is_that_of_its_tools() -> None:
     raw = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
-    assert FolderTokenizer(raw, 8, 1).traits_of(None) == TemplateTraits()
+    assert FolderTokenizer.of(raw, 8, 1).traits_of(None) == TemplateTraits()
     raw.chat_template = {"default": CHATML, "tool_use": ROLES}
-    tokenizer = FolderTokenizer(raw, 8, 1)
+    tokenizer = FolderTokenizer.of(raw, 8, 1)
     assert tokenizer.traits_of(None) == template_traits(CHATML)
     assert tokenizer.traits_of([{"type": "function"}]) == template_traits(ROLES)

@@ -15,7 +15,7 @@ from shadowspec.types import LoggedResponse, RecordKey, SamplingParameters, Shad
 from tests.small_models import VOCABULARY, letter_tokenizer
 
 END = 1
-TOKENIZER = FolderTokenizer(letter_tokenizer(), 256, VOCABULARY)  # 2 is "a", 3 is "b", ...
+TOKENIZER = FolderTokenizer.of(letter_tokenizer(), 256, VOCABULARY)  # 2 is "a", 3 is "b", ...
 
 
 def prompt(
