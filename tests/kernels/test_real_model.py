@@ -168,9 +168,9 @@ def test_how_a_sitting_was_measured_is_on_the_page() -> None:
         not_run=["draft-k3"],
     )
     text = page({"sittings": [given]})
-    assert "- llama.cpp Q8_0: draft-k3." in text.split("## What has not run")[1]
+    assert "- draft-k3: llama.cpp Q8_0." in text.split("## What has not run")[1]
     how = " ".join(text.split("## How each engine was measured")[1].split())
-    assert "at most 1.25 at the start, 2.5 at the end" in how
+    assert "load 1.25 to 2.5" in how
     assert "Its servers ran with `--quick`. A backup ran." in how
 
 

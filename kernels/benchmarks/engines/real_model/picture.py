@@ -18,6 +18,7 @@ ACCEPTANCE, SPEEDUP = (250, 560), (620, 930)
 _COLOURS: Final = {
     "vllm": "#d55e00",
     "llama.cpp": "#009e73",
+    "llama.cpp (edit only)": "#e69f00",
     "llama.cpp Q8_0": "#0072b2",
     "llama.cpp Q8_0 (edit only)": "#56b4e9",
     "vllm with a head": "#cc79a7",
