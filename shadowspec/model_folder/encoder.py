@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import fastokens
 from tokenizers import Tokenizer
 
-WORTH_AFTER: Final = 1_000  # texts: tokenizers takes as long for them as fastokens to read 50,000 tokens
-CHECKED_EVERY: Final = 251  # texts; a prime, so that no place of batches of one size escapes
-PROBED_TOKENS: Final = 2_000  # of the vocabulary, evenly
+WORTH_AFTER: Final = 1_000  # texts, for which tokenizers takes as long as fastokens to read a vocabulary of 50,000
+CHECKED_EVERY: Final = 251  # texts; a prime, so that no place escapes in batches of a size that is no multiple of it
+PROBED_TOKENS: Final = 2_000  # of the vocabulary at least, evenly
+PROBED_CHARACTERS: Final = 100_000  # of one text, which fastokens may divide
 PROBES: Final = (
     "", " ", "a", "\n", "Hello, world", "  two  spaces\n\n\ttab\r\n", "I'll we've DON'T it's", "x" * 500,
     "12345.67e-8", "!!!???---___===\\/|", "Grüße, 世界 🌍 👩\u200d👩\u200d👧", "\u2581a \u0120b \u010a",
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Encoder:
-    """Token ids of texts, neither cut nor filled, as `tokenizers` computes them."""
+    """Token ids of texts, neither cut nor filled, as `tokenizers` computes them; for one thread."""
 
     def __init__(self, reference: Tokenizer, worth_after: int = WORTH_AFTER) -> None:
         self._reference = reference
@@ -42,8 +43,8 @@ class Encoder:
         self._encoded = 0  # texts
         self._fast: fastokens.Tokenizer | None = None
 
-    def __reduce__(self) -> tuple[type[Encoder], tuple[Tokenizer]]:
-        return type(self), (self._reference,)
+    def __reduce__(self) -> tuple[Callable[[Tokenizer, bool], Encoder], tuple[Tokenizer, bool]]:
+        return _again, (self._reference, self._reference.encode_special_tokens)
 
     def all_ids(self, texts: Sequence[str], *, adds_special: bool) -> list[list[int]]:
         """Token ids of each text, on several cores and outside the interpreter's lock."""
@@ -56,9 +57,13 @@ class Encoder:
         try:
             found = _fast_ids(self._fast, self._reference, texts, adds_special)
         except Exception:  # such as a byte that the vocabulary lacks, which tokenizers leaves out
-            if len(texts) == 1:
-                return _right_ids(self._reference, texts, adds_special)
-            return [ids for text in texts for ids in self.all_ids([text], adds_special=adds_special)]
+            return _right_ids(self._reference, texts, adds_special)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of its Rust code, after which it may be in any state
+            logger.warning("fastokens ended with an internal error; tokenizers, which is slower, is used from now on")
+            self._fast = None
+            return _right_ids(self._reference, texts, adds_special)
         for place in range(-before % CHECKED_EVERY, len(texts), CHECKED_EVERY):
             if _right_ids(self._reference, texts[place : place + 1], adds_special) != found[place : place + 1]:
                 logger.warning(
@@ -71,6 +76,11 @@ class Encoder:
         return found
 
 
+def _again(reference: Tokenizer, encodes_special: bool) -> Encoder:
+    reference.encode_special_tokens = encodes_special  # which the tokenizer's JSON does not say
+    return Encoder(reference)
+
+
 def _right_ids(reference: Tokenizer, texts: Sequence[str], adds_special: bool) -> list[list[int]]:
     # Without offsets and masks, in about two thirds of the time.
     encodings = reference.encode_batch_fast(list(texts), add_special_tokens=adds_special)
@@ -80,15 +90,15 @@ def _right_ids(reference: Tokenizer, texts: Sequence[str], adds_special: bool) -
 def _fast_ids(
     fast: fastokens.Tokenizer, reference: Tokenizer, texts: Sequence[str], adds_special: bool
 ) -> list[list[int]]:
-    splits = reference.encode_special_tokens  # which the tokenizer's JSON does not say
+    splits = reference.encode_special_tokens
     encodings = fast.encode_batch(list(texts), add_special_tokens=adds_special, split_special_tokens=splits)
     return [encoding.ids for encoding in encodings]
 
 
 def _read_by_fastokens(reference: Tokenizer) -> fastokens.Tokenizer | None:
     """The same tokenizer as fastokens reads it; None: it cannot, or gives other ids."""
-    probes = _probes(reference)
     try:
+        probes = _probes(reference)
         fast = fastokens.Tokenizer.from_json_str(reference.to_str())
         is_same = all(
             _fast_ids(fast, reference, probes, adds_special) == _right_ids(reference, probes, adds_special)
@@ -109,4 +119,6 @@ def _probes(reference: Tokenizer) -> list[str]:
     places = list(range(0, size, max(1, size // PROBED_TOKENS)))
     spelt = [reference.id_to_token(place) or "" for place in places]
     text = reference.decode(places, skip_special_tokens=True)
-    return [*PROBES, *spelt, text, "".join(added), *(f"one{token}two {token} three" for token in added)]
+    short = [*PROBES, *spelt, text, "".join(added), *(f"one{token}two {token} three" for token in added)]
+    together = " ".join(short)
+    return [*short, together * (1 + PROBED_CHARACTERS // len(together))]

@@ -120,7 +120,7 @@ def test_special_tokens_are_text_where_the_tokenizer_says_so() -> None:
 class Wrong:
     """fastokens as it would be with a bug: a text with `marker` has other ids, or ends it."""
 
-    def __init__(self, right: Any, marker: str, error: Exception | None = None) -> None:
+    def __init__(self, right: Any, marker: str, error: BaseException | None = None) -> None:
         self._right, self._marker, self._error = right, marker, error
 
     def encode_batch(self, texts: list[str], **options: Any) -> list[Any]:
@@ -137,7 +137,7 @@ def reading(reference: Tokenizer) -> Encoder:
     return made
 
 
-def wrong(reference: Tokenizer, error: Exception | None = None) -> Encoder:
+def wrong(reference: Tokenizer, error: BaseException | None = None) -> Encoder:
     """The same, with a bug in texts with "secret"."""
     made = reading(reference)
     made._fast = Wrong(made._fast, "secret", error)
@@ -203,6 +203,22 @@ def test_a_text_that_it_refuses_has_the_ids_of_tokenizers() -> None:
     assert made._fast is not None
 
 
+class Panic(BaseException):
+    """As pyo3 raises one."""
+
+
+def test_an_error_of_its_own_code_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+    reference = byte_level()
+    made = wrong(reference, Panic("inside 'secret'"))
+    with caplog.at_level(logging.WARNING):
+        assert made.all_ids([SECRET], adds_special=True) == [reference.encode(SECRET).ids]
+    assert made._fast is None
+    assert "internal error" in caplog.text
+    assert "secret" not in caplog.text
+    with pytest.raises(KeyboardInterrupt):
+        wrong(reference, KeyboardInterrupt()).all_ids([SECRET], adds_special=True)
+
+
 def test_a_byte_that_the_vocabulary_lacks_is_left_out_as_tokenizers_does() -> None:
     pieces = [piece for piece in sorted(pre_tokenizers.ByteLevel.alphabet()) if piece != "ñ"]  # of the byte 0xf1
     reference = Tokenizer(models.BPE(vocab={piece: place for place, piece in enumerate(pieces)}, merges=[]))
@@ -213,6 +229,9 @@ def test_a_byte_that_the_vocabulary_lacks_is_left_out_as_tokenizers_does() -> No
 
 
 def test_it_goes_to_another_process() -> None:
-    made = reading(byte_level())
+    reference = byte_level()
+    reference.encode_special_tokens = True
+    made = reading(reference)
     again = pickle.loads(pickle.dumps(made))
-    assert again.all_ids(["hello"], adds_special=True) == made.all_ids(["hello"], adds_special=True)
+    assert again.all_ids(["hello<s>"], adds_special=False) == made.all_ids(["hello<s>"], adds_special=False)
+    assert len(again.all_ids(["<s>"], adds_special=False)[0]) == 3
