@@ -46,7 +46,7 @@ from kernels.benchmarks.engines.real_model.engines import (
     write_config,
 )
 from kernels.benchmarks.engines.real_model.page import write_page
-from kernels.benchmarks.engines.real_model.prompts import CLASSES, PROMPTS, record, two_halves, write_records
+from kernels.benchmarks.engines.real_model.prompts import CLASSES, PROMPTS, records, two_halves, write_records
 from kernels.benchmarks.engines.real_model.results import LEVEL, RUNS, ResultCell, cells
 from kernels.benchmarks.engines.servers import Environment
 from kernels.benchmarks.harness import DOCS, engine_machine, options, write
@@ -183,9 +183,7 @@ def time_left(bench: Bench) -> str:
 def measure(bench: Bench) -> None:
     """What a user runs, on every engine: measure, decide, report."""
     for run, prompts in zip(RUNS, two_halves(bench.prompts, bench.requests, bench.classes), strict=True):
-        write_records(
-            traffic_of(bench, run), [record(prompt, hour, bench.max_tokens) for hour, prompt in enumerate(prompts)]
-        )
+        write_records(traffic_of(bench, run), records(prompts, bench.max_tokens))
     for engine, way in bench.waiting():
         with bench.servers(engine, way) as section:
             for run in RUNS:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,14 @@ from kernels.benchmarks.engines.real_model.prompts import (
     PROMPTS,
     every_prompt,
     read_prompts,
+    records,
     two_halves,
 )
 from kernels.benchmarks.engines.real_model.results import RUNS, cells
 from kernels.benchmarks.engines.real_model.shortened import shorten
 from shadowspec import demo
 from shadowspec.engine.tokenizer import load_tokenizer
+from shadowspec.gate.policy import GatePolicy
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "kernels" / "benchmarks" / "results" / "real_model.json"
@@ -170,7 +174,7 @@ def test_how_a_sitting_was_measured_is_on_the_page() -> None:
     text = page({"sittings": [given]})
     assert "- draft-k3: llama.cpp Q8_0." in text.split("## What has not run")[1]
     how = " ".join(text.split("## How each engine was measured")[1].split())
-    assert "load 1.25 to 2.5" in how
+    assert "load at most 1.25 before, 2.5 after" in how
     assert "Its servers ran with `--quick`. A backup ran." in how
 
 
@@ -204,3 +208,18 @@ def test_a_run_without_its_truth_is_told_and_judged_by_nothing(tmp_path: Path) -
     bench_llm.main([*options, "--out", str(out)])
     (found,) = json.loads(out.read_text(encoding="utf-8"))["sittings"]
     assert found["not_run"] == [f"{WAYS[0].name}, second run", WAYS[1].name]
+
+
+def test_sessions_span_what_an_enable_needs() -> None:
+    """However few there are."""
+    for number in (1, 30, 300):
+        prompts = two_halves(PROMPTS, 75)[0][:number]
+        times = [datetime.fromisoformat(each["timestamp"]) for each in records(prompts, 8)]
+        assert all(later - earlier >= timedelta(hours=1) for earlier, later in pairwise(times))
+        assert number == 1 or times[-1] - times[0] > timedelta(seconds=GatePolicy().min_span_s)
+
+
+def test_one_class_is_counted_once() -> None:
+    given = sitting("llama.cpp", classes=["edit"])
+    cells = [cell | {"prompt_class": name} for cell in given["cells"][:1] for name in ("", "edit")]  # type: ignore[index]
+    assert "- llama.cpp (edit only): 1 ENABLE." in page({"sittings": [given | {"cells": cells}]})

@@ -60,14 +60,20 @@ def _machine(sitting: Row) -> str:
     return ", ".join(f"{name} {value}" for name, value in sitting["machine"].items() if name != "revision")
 
 
+def _different(sitting: Row) -> list[Row]:
+    """The cells; where there is one class, it is all."""
+    has_one = len(sitting["classes"]) == 1
+    return [cell for cell in sitting["cells"] if not (has_one and cell["prompt_class"])]
+
+
 def _came_out(sittings: Sequence[Row]) -> list[str]:
     lines = []
     for sitting in sittings:
-        counted = Counter(cell["verdict"] for cell in sitting["cells"])
+        counted = Counter(cell["verdict"] for cell in _different(sitting))
         lines.append(
             f"{short_name(sitting)}: {', '.join(f'{number} {verdict}' for verdict, number in sorted(counted.items()))}."
         )
-    cells = [cell for sitting in sittings for cell in sitting["cells"]]
+    cells = [cell for sitting in sittings for cell in _different(sitting)]
     judged = [cell["is_true"] for cell in cells if cell["is_true"] is not None]
     lines.append(f"{sum(judged)} of {len(judged)} verdicts other than HOLD are true of the second run.")
     compared = [cell for cell in cells if cell["prompt_class"] == "" and cell["num_diverged"] is not None]

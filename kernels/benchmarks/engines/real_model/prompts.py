@@ -15,6 +15,7 @@ MEASURED: Final = "measured"  # the part of the prompts that validations take
 LABEL: Final = "class"
 ENDPOINT: Final = "smollm2"
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
+SPAN: Final = timedelta(days=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,16 @@ def tokenised(path: Path, number: int, target: Path) -> list[tuple[str, tuple[in
     ]
 
 
-def record(prompt: Prompt, hour: int, max_tokens: int) -> dict[str, Any]:
+def records(prompts: Sequence[Prompt], max_tokens: int) -> list[dict[str, Any]]:
+    """Mirrored chat requests, an hour apart or as far as SPAN needs, which the gate's span of seven days lies in."""
+    apart = max(timedelta(hours=1), SPAN / len(prompts))
+    return [record(prompt, START + place * apart, max_tokens) for place, prompt in enumerate(prompts)]
+
+
+def record(prompt: Prompt, time: datetime, max_tokens: int) -> dict[str, Any]:
     """A mirrored chat request at temperature 0, a session of its own."""
     return {
-        "timestamp": (START + timedelta(hours=hour)).isoformat(),
+        "timestamp": time.isoformat(),
         "path": "/v1/chat/completions",
         "session_id": prompt.source,
         "request_id": prompt.source,
