@@ -67,8 +67,8 @@ class Encoder:
         for place in range(-before % CHECKED_EVERY, len(texts), CHECKED_EVERY):
             if _right_ids(self._reference, texts[place : place + 1], adds_special) != found[place : place + 1]:
                 logger.warning(
-                    "fastokens gave other token ids than tokenizers for a text of %d characters; tokenizers, which is "
-                    "slower, is used from now on, and earlier prompts of this process may have wrong ids",
+                    "fastokens gave other token ids than tokenizers for a text of %d characters. From now on "
+                    "tokenizers is used, which is slower. Earlier prompts of this process may have wrong ids",
                     len(texts[place]),
                 )
                 self._fast = None

@@ -179,7 +179,7 @@ def test_a_difference_in_operation_is_found_said_and_ends_it(caplog: pytest.LogC
         is_wrong = [made.all_ids([SECRET], adds_special=False) != expected for _ in range(CHECKED_EVERY + 4)]
     assert is_wrong == [True] * (CHECKED_EVERY - 1) + [False] * 5
     (said,) = caplog.messages
-    assert "earlier prompts of this process may have wrong ids" in said
+    assert "Earlier prompts of this process may have wrong ids" in said
     assert f"a text of {len(SECRET)} characters" in said
     assert "secret" not in said
 
