@@ -146,11 +146,12 @@ class Outlet:
                     sender = sender or self._started()
                     if sender is not None and self._is_written(sender, messages):
                         break
+                    if self._closing.is_set():
+                        return
                     if sender is not None:
                         sender.close()
                         sender = None
-                    if self._closing.wait(RETRY_S):
-                        return
+                    self._closing.wait(RETRY_S)
                 self._release(batch)
                 batch = []
         except Exception as error:
@@ -162,9 +163,9 @@ class Outlet:
                 self.counts.dropped_at_end += len(batch)
                 self._thread = None
             self._release(batch)
-            if sender is not None:
-                sender.close()
             self._report(is_last=True)
+            if sender is not None:
+                sender.close()  # last: a busy machine may take seconds for it, as the process gives way to everybody
 
     def _next_batch(self) -> list[_Waiting]:
         """Copies that go together, at least one; none where the outlet closes and nothing waits."""
