@@ -10,6 +10,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import ssl
 import uuid
 import warnings
@@ -34,6 +35,10 @@ if hasattr(slipcover.Slipcover, "deinstrument_seen"):  # Python 3.11; later ones
     # A line hit often would be freed of its probe by a walk over every dictionary of the process. Where another thread
     # fills one meanwhile, the walk raises in whatever line was being run. A probe that stays costs next to nothing.
     slipcover.Slipcover.deinstrument_seen = lambda self: None
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would every process that they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No example has a deadline: how long one takes says more of what else the machine does than of the code.
 hypothesis.settings.register_profile("tests", deadline=None)
